@@ -10,8 +10,10 @@ Usage: python -m scripts.apart COMMAND...
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 
 from agent_sandbox.kernel import cgroups
@@ -20,6 +22,16 @@ from agent_sandbox.kernel import syscalls as sc
 VARIABLE = "AGENT_SANDBOX_TESTS_APART"  # in its environment: our pid
 PREFIX = "tests-of-agent-sandbox-"  # of our cgroups, before that pid
 PR_SET_CHILD_SUBREAPER = 36
+
+
+def command(words: Sequence[str]) -> tuple[str, ...]:
+    """Return the command that runs another one apart. As root it has mounts of its own, so that nobody else's come or go in them.
+
+    They are shared mounts, as most machines have them, so that what leaks from a sandbox is seen.
+    """
+    mounts = ("unshare", "--mount", "--propagation")
+    before = (*mounts, "private", *mounts, "shared") if os.geteuid() == 0 and shutil.which("unshare") else ()
+    return (*before, sys.executable, "-m", "scripts.apart", *words)
 
 
 def enter_cgroups() -> list[str]:

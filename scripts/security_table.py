@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from scripts import apart
 from tests.security.cases import CASES, COMPLETE, priority
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -110,7 +111,7 @@ def run(who: str, scratch: Path) -> tuple[int, list[Row]]:
         kept = ["-o", "junit_family=xunit1"]  # the family of formats that keeps properties
         command = [sys.executable, "-m", "pytest", SUITE, "--quiet", "-m", chosen, f"--junitxml={report}", *kept]
     print(f"security: the attacks, {who}", flush=True)
-    status = subprocess.run(command, cwd=CHECKOUT, check=False).returncode
+    status = subprocess.run(apart.command(command), cwd=CHECKOUT, check=False).returncode
     tests = ElementTree.parse(report).iter("testcase") if report.exists() else iter(())
     return status, [row for test in tests if (row := row_of(test, who))]
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from scripts import reachable
+from scripts import apart, reachable
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 ROOT = os.geteuid() == 0
@@ -80,9 +79,7 @@ def parts() -> Iterator[Part]:
 def start(part: Part, scratch: Path) -> Running:
     """Start it where its mounts are nobody else's, in a session of its own, with which it can be ended as a whole. Linux shares processors
     out by session, too: beside other work each part gets a share."""
-    mounts = ("unshare", "--mount", "--propagation")
-    before = (*mounts, "private", *mounts, "shared") if ROOT and shutil.which("unshare") else ()
-    command, nothing = (*before, sys.executable, "-m", "scripts.apart", *part.command), subprocess.DEVNULL
+    command, nothing = apart.command(part.command), subprocess.DEVNULL
     with open(scratch / part.name, "wb") as said:
         process = subprocess.Popen(command, cwd=CHECKOUT, stdin=nothing, stdout=said, stderr=subprocess.STDOUT, start_new_session=True)
     return Running(part, process, scratch / part.name, time.monotonic())

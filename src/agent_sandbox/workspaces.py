@@ -28,7 +28,7 @@ from agent_sandbox.policy.model import Policy, cloned
 from agent_sandbox.policy.paths import covering
 from agent_sandbox.result import SandboxResult
 from agent_sandbox.sandbox import ENVIRONMENT, OnOutput, Shell, TextListener, code_of, encoded, with_arguments, work_of
-from agent_sandbox.workspace.changes import Change, ChangeSet
+from agent_sandbox.workspace.changes import Change, ChangeSet, place_of
 from agent_sandbox.workspace.diff.compare import Formerly, compare, pair_renames
 from agent_sandbox.workspace.diff.formats import unified
 from agent_sandbox.workspace.drift import DriftReport
@@ -189,11 +189,17 @@ class Workspace:
             return simulation.plan
 
     def carry_out(
-        self, plan: EffectPlan | str, *, approve: str | Iterable[str] = (), system: bool = False, files_only: bool = False
+        self,
+        plan: EffectPlan | str,
+        *,
+        approve: str | Iterable[str] = (),
+        system: bool = False,
+        caches: bool = False,
+        files_only: bool = False,
     ) -> CarriedOver:
         """Apply a plan of this project exactly, given as a plan, a digest, or the beginning of one; `undo` reverts it.
 
-        `approve` is as for `promote`; `system` carries over what lies outside the project, too; `files_only` says that a plan that reaches
+        `approve`, `system` and `caches` are as for `promote`; `files_only` says that a plan that reaches
         beyond files is wanted without that. Raises `PolicyError` for a plan that is not there or not good any more, `Denied` for a
         protected kind that is not agreed to, `Drift` when reality has moved on; nothing was changed then.
         """
@@ -209,7 +215,9 @@ class Workspace:
                 raise PolicyError(f"this is a plan of {project!r}", hint=f"use Workspace.over({project!r})")
             return self._stored
 
-        with opened(plans, digest, own, lambda project: self.policy, approved=agreed, system=system, files_only=files_only) as ready:
+        with opened(
+            plans, digest, own, lambda project: self.policy, approved=agreed, system=system, caches=caches, files_only=files_only
+        ) as ready:
             return carry(ready, ready.proposal, plans, self._gate)
 
     def _gate_of(self, policy: Policy) -> Gate:
@@ -235,11 +243,18 @@ class Workspace:
         """Return the changes that a promotion would make on the machine."""
         return self._stored.changes(self.policy)
 
-    def diff(self) -> str:
-        """Return the changes as a unified diff for people, invisible characters escaped. For machines: `agent-sandbox diff --patch`."""
+    def diff(self, *, everything: bool = False) -> str:
+        """Return what `promote` would write as a unified diff for people, invisible characters escaped.
+
+        With `everything` also caches and what lies outside the project, as `promote(system=True, caches=True)` would write. For machines:
+        `agent-sandbox diff --patch`.
+        """
         with self._stored.opened() as stack:
             former = Formerly(bases=self._stored.bases(), open_base=self._stored.open_base)
-            changes = pair_renames(self._stored.changes_in(stack, self.policy))
+            changes = self._stored.changes_in(stack, self.policy)
+            if not everything:
+                changes = ChangeSet(tuple(change for change in changes if place_of(change.path, self.project) == "project"))
+            changes = pair_renames(changes)
             rows = (row for change in changes for row in unified(compare(change, stack, former), relative_to=self.project))
             return "".join(f"{row.plain}\n" for row in rows)
 
@@ -278,10 +293,12 @@ class Workspace:
         drift: Literal["refuse", "merge", "force"] = "refuse",
         resolve: Resolve | None = None,
         approve: str | Iterable[str] = (),
+        caches: bool = False,
         review: Callable[[PromotionProposal], bool] | None = None,
     ) -> CarriedOver | None:
         """Promote changes to the real project: all of them, or those whose paths `only` covers; all or nothing.
 
+        Caches such as `__pycache__` stay in the sandbox, unless `caches` is set; `system` also promotes what lies outside the project.
         `approve` names the protected kinds of changes that are agreed to, `review` is shown the proposal first and may say no; then None is
         returned. `resolve` answers the conflicts of a merge. Raises `Denied` for a protected kind that is not agreed to, `Drift` when
         reality has moved on, `Conflicted` when a merge needs an answer, `Busy` while a run goes on; nothing was changed then.
@@ -294,7 +311,7 @@ class Workspace:
 
         recovered(self._stored, self._gate)
         with engine_promote.proposed(
-            self._stored, self.policy, Wanted(chosen, system, drift, resolve, frozenset(_each(approve)))
+            self._stored, self.policy, Wanted(chosen, system, drift, resolve, frozenset(_each(approve)), caches)
         ) as proposal:
             if review is not None and not review(proposal):
                 return None

@@ -137,8 +137,12 @@ def test_scratch_files_elsewhere_are_left_out_unless_asked_for(shell: Shell, tmp
     outside = tmp_path / "outside"
     outside.mkdir()
     done = shell("carry-out", plan_of(shell, f"echo x > made.txt; touch {outside}/made"), "--yes")
-    assert "left out: 1 scratch file" in words(done) and (shell.cwd / "made.txt").exists() and not (outside / "made").exists()
-    done = shell("carry-out", plan_of(shell, f"touch {outside}/made"), "--yes", "--system")
+    assert (
+        "left out: 1 change in caches and scratch directories" in words(done)
+        and (shell.cwd / "made.txt").exists()
+        and not (outside / "made").exists()
+    )
+    done = shell("carry-out", plan_of(shell, f"touch {outside}/made"), "--yes", "--system", "--caches")
     assert done.returncode == 0 and (outside / "made").exists()
 
 

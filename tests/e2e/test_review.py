@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox import Workspace
-from tests.e2e.program import Shell, tree
+from tests.e2e.program import Shell, tree, words
 from tests.e2e.sitting import sitting
 
 EVIL = "20s/.*/evil()/"
@@ -54,3 +54,59 @@ def test_the_person_who_approves_a_rename_sees_the_edit_in_it(shell: Shell) -> N
         person.type(b"n\n")
         assert person.end() != 0
     assert tree(Path(shell.cwd)) == before
+
+
+PLANTED = (
+    'mkdir -p pkg/__pycache__ .npm; echo "evil()" > pkg/__pycache__/helper.py; echo "evil()" > .npm/hook.js; echo "import x" > pkg/a.py'
+)
+
+
+def test_caches_are_folded_and_left_behind_unless_they_are_asked_for(shell: Shell) -> None:
+    before = set(tree(shell.cwd))
+    assert shell("run", PLANTED).returncode == 0
+    folded = shell("diff").stdout.decode()
+    assert "evil" not in folded and "# Caches and scratch files: 4 changes, promoted with --caches, shown with --all" in folded
+    done = shell("promote", "--yes")
+    assert done.returncode == 0 and "4 changes in caches stay in the sandbox (--caches)" in words(done)
+    assert set(tree(shell.cwd)) - before == {"pkg", "pkg/a.py"}
+    assert shell.json("status")["changes"] == {"project": 0, "elsewhere": 0, "noise": 4}, "they wait in the sandbox"
+    assert shell("promote", "--yes", "--caches").returncode == 0
+    assert (shell.cwd / "pkg/__pycache__/helper.py").read_text() == (shell.cwd / ".npm/hook.js").read_text() == "evil()\n"
+
+
+def test_what_is_asked_for_in_caches_is_shown_line_by_line(shell: Shell) -> None:
+    assert shell("run", PLANTED).returncode == 0
+    assert shell("diff", "--all").stdout.decode().count("\n+evil()\n") == 2
+    assert [each["added"] for each in shell.json("diff", "--all")["changes"] if each["path"].endswith(("helper.py", "hook.js"))] == [1, 1]
+    preview = shell("promote", "--dry-run", "--caches").stdout.decode()
+    assert "pkg/__pycache__/helper.py" in preview and ".npm/hook.js" in preview
+    (shell.cwd / "agent-sandbox.toml").write_text("[approvals]\npromotions = true\n")
+    with sitting(shell, "promote", "--yes", "--caches") as person:
+        for file in (b".npm/hook.js", b"__pycache__/helper.py"):
+            person.expect(file)
+            person.expect(b"+evil()")
+        person.type(b"n\n")
+        assert person.end() != 0
+
+
+def test_a_cache_that_was_there_before_is_named_when_it_changes(shell: Shell) -> None:
+    (shell.cwd / "__pycache__").mkdir()
+    (shell.cwd / "__pycache__/a.cpython-311.pyc").write_bytes(b"compiled before")
+    assert shell("run", "echo x > code.py; echo again > __pycache__/a.cpython-311.pyc; echo x > __pycache__/new.pyc").returncode == 0
+    lines = shell("diff").stdout.decode().splitlines()
+    assert f"M {shell.cwd}/__pycache__/a.cpython-311.pyc" in lines and not any("new.pyc" in line for line in lines)
+    assert shell("promote", "--yes").returncode == 0, "what an interpreter compiled needs no yes of its own: it is left behind"
+    assert (shell.cwd / "code.py").exists() and (shell.cwd / "__pycache__/a.cpython-311.pyc").read_bytes() == b"compiled before"
+    refused = shell("promote", "--yes", "--caches")
+    assert refused.returncode == 3 and "interpreter-startup" in words(refused), "and with them it does"
+
+
+def test_a_workspace_shows_what_it_would_promote(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in shell.env.items():
+        monkeypatch.setenv(name, value)
+    assert shell("run", PLANTED).returncode == 0
+    workspace = Workspace.over(shell.cwd)
+    assert "evil" not in workspace.diff() and "+import x" in workspace.diff()
+    assert workspace.diff(everything=True).count("+evil()") == 2
+    assert workspace.promote() is not None and not (shell.cwd / "pkg/__pycache__").exists()
+    assert workspace.promote(caches=True) is not None and (shell.cwd / "pkg/__pycache__/helper.py").exists()

@@ -50,6 +50,7 @@ _OPTIONS = (
     Option("--processes", "N", "limit of processes and threads"),
     Option("--deny", "PATH", "hide this path, or all paths that match this pattern"),
     Option("--reveal", "PATH", "show this path, which is hidden as a secret by default"),
+    Option("--caches", help="also caches such as __pycache__, which are left behind otherwise"),
     Option("--system", help="run: capabilities for package managers (as root only); promote: also outside the project"),
     Option("--watch-reads", help="record which files of the project are read, so that status can report their drift (as root only)"),
     Option("--observe", help="log every file, program, name and address that is tried, allowed or denied; slower"),
@@ -199,9 +200,9 @@ The command's output goes to standard error, the plan to standard output, and si
 kept for an hour, for carry-out to do exactly what it says.""",
     ),
     "carry-out": Verb(
-        "carry-out [DIGEST [--yes] [--approve KINDS] [--system] [--files-only]]",
+        "carry-out [DIGEST [--yes] [--approve KINDS] [--system] [--caches] [--files-only]]",
         "do what a plan of sim says, exactly",
-        ("--yes", "--approve", "--system", "--files-only", "--capability", "--all", "--stat", "--side-by-side", "--no-pager"),
+        ("--yes", "--approve", "--system", "--caches", "--files-only", "--capability", "--all", "--stat", "--side-by-side", "--no-pager"),
         (0, 1),
         details="""  agent-sandbox carry-out
   agent-sandbox carry-out 3f9a1c0b2d4e --yes
@@ -224,7 +225,7 @@ It exits with 1 if reality has changed, with 3 if it was not approved; then noth
     "promote": Verb(
         "promote [--only GLOB] [--skip GLOB] [--yes] [OPTION…]",
         "apply the sandbox's changes to the project, all or none (also: apply)",
-        ("--only", "--skip", "--yes", "--system", "--merge", "--force", "--resolve", "--approve", "--dry-run", "--capability"),
+        ("--only", "--skip", "--yes", "--system", "--caches", "--merge", "--force", "--resolve", "--approve", "--dry-run", "--capability"),
         details="""  agent-sandbox promote --only 'src/*' --yes
   agent-sandbox promote --merge --resolve markers
   agent-sandbox promote --approve git-history,ci

@@ -219,6 +219,7 @@ class PromoteOptions:
     drift: Literal["refuse", "merge", "force"] = "refuse"
     resolve: Side | None = None
     approved: frozenset[str] = frozenset()
+    caches: bool = False
     dry_run: bool = False
     capabilities: tuple[str, ...] = ()
 
@@ -240,6 +241,7 @@ class PromoteOptions:
             "merge" if request.has("--merge") else "force" if request.has("--force") else "refuse",
             resolve,
             _approved(request),
+            request.has("--caches"),
             request.has("--dry-run"),
             request.values("--capability"),
         )
@@ -254,6 +256,7 @@ class CarryOutOptions:
     yes: bool = False
     approved: frozenset[str] = frozenset()
     system: bool = False
+    caches: bool = False
     files_only: bool = False
     capabilities: tuple[str, ...] = ()
     show: ShowOptions = ShowOptions()
@@ -266,6 +269,7 @@ class CarryOutOptions:
             request.has("--yes"),
             _approved(request),
             request.has("--system"),
+            request.has("--caches"),
             request.has("--files-only"),
             request.values("--capability"),
             ShowOptions.read(request),

@@ -21,7 +21,7 @@ from agent_sandbox.policy.action import Promote, Undo
 from agent_sandbox.policy.canonical import digest_of_plain
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.workspace import protected
-from agent_sandbox.workspace.changes import Change, ChangeSet, Contents, Kind
+from agent_sandbox.workspace.changes import Change, ChangeSet, Contents, Kind, place_of
 from agent_sandbox.workspace.diff.compare import MachineFiles
 from agent_sandbox.workspace.drift import MovedOn, judge
 from agent_sandbox.workspace.layers.history import Snapshot
@@ -199,6 +199,7 @@ class Wanted:
     drift: Drifted = "refuse"
     resolve: Word | Choice | None = None  # what to do about the conflicts of a merge; without it they are refused
     approved: frozenset[str] = frozenset()  # the protected classes that somebody has agreed to by name
+    caches: bool = False  # also what lies in caches, which are made again where they are missing
     plan: str = ""  # the digest of the plan that these are the changes of; see `simulation`
 
 
@@ -217,6 +218,7 @@ class PromotionProposal:
     conflicts: tuple[Conflict, ...] = ()
     pending: ChangeSet = ChangeSet()  # all that waits in the sandbox
     settled: tuple[str, ...] = ()  # chosen too, but nothing has to be done: reality is so already, or stays as it is
+    caches: tuple[str, ...] = ()  # below the root, and left behind because caches were not asked for
 
     def plan(self) -> Plan:
         """Return the steps, and what stands in their way. Planned once: a proposal does not change."""
@@ -271,7 +273,11 @@ def proposed(stored: Stored, policy: Policy, wanted: Wanted) -> Iterator[Promoti
     with stored.state.lock(command="promote"), stored.opened() as stack:
         everything, bases = stored.changes_in(stack, policy), stored.bases(stack)
         root = "/" if wanted.system else stored.state.project
-        chosen = everything.within(root).chosen(wanted.chosen)
+        project = stored.state.project
+        inside = everything.within(root)
+        noise = {change.path for change in inside if not wanted.caches and place_of(change.path, project) == "noise"}
+        caches = tuple(change.path for change in inside if change.path in noise and wanted.chosen(change))
+        chosen = inside.chosen(lambda change: change.path not in noise and wanted.chosen(change))
         _refuse_twice(chosen)
         expected = look_at(root, chosen)
         hidden = {
@@ -291,7 +297,7 @@ def proposed(stored: Stored, policy: Policy, wanted: Wanted) -> Iterator[Promoti
         classes = protected_classes(chosen, expected, contents, root=root)
         left = {change.path for change in chosen}
         settled = tuple(change.path for change in asked_for if change.path not in left)
-        yield PromotionProposal(root, chosen, contents, wanted, expected, classes, moved, merged, conflicts, everything, settled)
+        yield PromotionProposal(root, chosen, contents, wanted, expected, classes, moved, merged, conflicts, everything, settled, caches)
 
 
 def _refuse_twice(changes: ChangeSet) -> None:

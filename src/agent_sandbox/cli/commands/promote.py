@@ -169,7 +169,7 @@ def _wanted(options: PromoteOptions, project: str) -> Wanted:
     def chosen(change: Change) -> bool:
         return (not inside or covered(change.path)) and not skipped(change.path)
 
-    return Wanted(chosen, options.policy.system, options.drift, options.resolve, options.approved)
+    return Wanted(chosen, options.policy.system, options.drift, options.resolve, options.approved, options.caches)
 
 
 def _show(proposal: PromotionProposal, plan: Plan, project: str, console: Console) -> None:
@@ -180,6 +180,8 @@ def _show(proposal: PromotionProposal, plan: Plan, project: str, console: Consol
         sys.stdout.flush()
     if outside := len(proposal.pending.outside(proposal.root)):
         console.note(f"{counted(outside, 'change')} outside the project {'stays' if outside == 1 else 'stay'} in the sandbox (--system)")
+    if caches := len(proposal.caches):
+        console.note(f"{counted(caches, 'change')} in caches {'stays' if caches == 1 else 'stay'} in the sandbox (--caches)")
     refused = [f"{each.path}: {each.why}" for each in plan.refused]
     _list(f"{len(refused):,} can never be promoted (--skip leaves out):", refused, project)
     if proposal.wanted.drift == "refuse":

@@ -213,6 +213,7 @@ def _carry_out(options: CarryOutOptions, digest: str, store: Store, ends: ExitSt
         lambda project: gates[0].policy,
         approved=options.approved,
         system=options.system,
+        caches=options.caches,
         files_only=options.files_only,
     ) as ready:
         if console.shows and not console.quiet:
@@ -232,7 +233,7 @@ def _show(options: CarryOutOptions, ready: Ready, console: Console) -> None:
     material = gather(options.show, ready.plan.project, proposal.changes, proposal.contents, former)
     _print_plan(options.show, ready.plan, material, SimulationResult.of(ready.plan, kept=False, exit=0), console)
     if ready.left_out:
-        remark(f"left out: {counted(len(ready.left_out), 'scratch file')} outside the project (--system)")
+        remark(f"left out: {counted(len(ready.left_out), 'change')} in caches and scratch directories (--caches)")
 
 
 def _result(ready: Ready, why_not: str | None) -> CarryOutResult:

@@ -149,10 +149,11 @@ def _sections(material: Material, in_full: Callable[[Iterable[Change]], Iterator
         yield from _heading(f"Elsewhere on the machine: {counted(len(files.elsewhere), 'change')}", after=bool(files.project))
         yield from in_full(files.elsewhere) if everything else map(listed, files.elsewhere)
     if files.noise:
-        folded = "" if everything else ", shown with --all"
+        folded = "" if everything else ", promoted with --caches, shown with --all"
         title = f"Caches and scratch files: {counted(len(files.noise), 'change')}{folded}"
         yield from _heading(title, after=bool(files.project or files.elsewhere))
-        yield from map(listed, files.noise if everything else ())
+        # What was there before is named: it is more than a by-product of the run.
+        yield from in_full(files.noise) if everything else map(listed, (each for each in files.noise if each.before is not None))
 
 
 def _summary(material: Material, changes: Iterable[Change], columns: int) -> Iterator[Row]:

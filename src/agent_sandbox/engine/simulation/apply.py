@@ -19,6 +19,7 @@ from agent_sandbox.engine.simulation.risk import NONE
 from agent_sandbox.engine.simulation.run import base_of, pending
 from agent_sandbox.errors import LedgerBroken, LedgerUnavailable, PolicyError, SandboxError, Unfinished
 from agent_sandbox.policy.model import Policy
+from agent_sandbox.workspace.changes import covers
 from agent_sandbox.workspace.saved_plans import Plans, PlanState, SavedPlan
 from agent_sandbox.workspace.stored_sandbox import Stored
 
@@ -32,7 +33,7 @@ class Ready:
     stored: Stored  # the project's sandbox
     clone: Stored  # what the simulation left
     proposal: PromotionProposal
-    left_out: tuple[str, ...] = ()  # scratch files outside the project, which nobody wants carried over
+    left_out: tuple[str, ...] = ()  # caches and scratch files that were not asked for
 
 
 @contextmanager
@@ -44,6 +45,7 @@ def opened(
     *,
     approved: frozenset[str] = frozenset(),
     system: bool = False,
+    caches: bool = False,
     files_only: bool = False,
 ) -> Iterator[Ready]:
     """Open the plan with this digest, or beginning of one; check it, and lock the project's sandbox. Nothing is done yet.
@@ -56,12 +58,13 @@ def opened(
         stored, policy = stored_of(plan.project), policy_of(plan.project)
         _refuse_beyond_files(plan, files_only=files_only)
         _refuse_elsewhere(plan, system=system)
-        chosen = {effect.path for effect in plan.files if system or effect.place != "elsewhere"} - set(_scratch(plan, system=system))
+        left_out = tuple(_left_out(plan, system=system, caches=caches))
+        chosen = {effect.path for effect in plan.files if system or effect.place != "elsewhere"}.difference(left_out)
         clone = Stored(PlanState(stored.state.store, plan.project, kept.state.id))
-        wanted = Wanted(lambda change: change.path in chosen, system=system, approved=approved, plan=plan.digest)
+        wanted = Wanted(lambda change: change.path in chosen, system=system, approved=approved, caches=caches, plan=plan.digest)
         with stored.state.lock(command="carry-out"), proposed(clone, policy, wanted) as proposal:
             _refuse_changed(plan, proposal, chosen, governed=policy.digest(), base=base_of(pending(stored, policy)))
-            yield Ready(plan, kept, stored, clone, proposal, tuple(_scratch(plan, system=system)))
+            yield Ready(plan, kept, stored, clone, proposal, left_out)
 
 
 def carry(ready: Ready, proposal: PromotionProposal, plans: Plans, gate: Gate, *, details: Callable[[], str] = str) -> CarriedOver:
@@ -115,10 +118,11 @@ def _refuse_elsewhere(plan: EffectPlan, *, system: bool) -> None:
         )
 
 
-def _scratch(plan: EffectPlan, *, system: bool) -> Iterator[str]:
-    """Return the by-products outside the project, which are not promoted."""
-    inside = plan.project.rstrip("/") + "/"
-    return (effect.path for effect in plan.files if effect.place == "noise" and not effect.path.startswith(inside) and not system)
+def _left_out(plan: EffectPlan, *, system: bool, caches: bool) -> Iterator[str]:
+    """Return the caches and scratch files that are not promoted: all of them, or those outside the project."""
+    for effect in plan.files:
+        if effect.place == "noise" and not (caches and (system or covers(plan.project, effect.path))):
+            yield effect.path
 
 
 def _refuse_changed(plan: EffectPlan, proposal: PromotionProposal, chosen: set[str], *, governed: str, base: str) -> None:
