@@ -1,7 +1,7 @@
 """The changes that a sandbox would make on the machine, as values. `layers.readback` computes them from the layers.
 
-*Noise* is by-products such as caches and scratch files that nobody wants to read one by one. A list counts them, and shows them on demand. A
-promotion leaves them behind unless they are asked for: a guest chooses these names, so nothing may be promoted that was folded away.
+*Noise* is by-products such as caches and scratch files that nobody wants to read one by one. A list counts them, and shows them on demand.
+A promotion leaves them behind unless they are asked for: a guest chooses these names, so nothing may be promoted that was folded away.
 """
 
 from __future__ import annotations
