@@ -36,7 +36,7 @@ COLUMNS = 100
 QUESTION = re.compile(rb"\[[yY]/[nN]\]\s*$|\? *$")
 LONGEST = 60.0  # seconds of silence after which a step counts as hung
 
-ESCAPE = re.compile(r"\x1b\[([\d;]*)m|\x1b\[[?\d;]*[A-Za-z]|\x1b[()][A-Z0-9]|\x1b[=>]|\x1b\][^\x07]*\x07|\r")
+ESCAPE = re.compile(r"\x1b\[([\d;]*)m|\x1b\[[?!\d;]*[A-Za-z]|\x1b[()][A-Z0-9]|\x1b[=>]|\x1b\][^\x07]*\x07|\r")
 COLOURS = {"31": "#ff7b72", "32": "#7ee787", "33": "#e3b341", "34": "#79c0ff", "35": "#d2a8ff", "36": "#76e3ea", "90": "#8b949e"}
 CELL, LINE, MARGIN, BAR = 8.43, 20, 18, 34
 FONT = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"

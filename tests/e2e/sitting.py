@@ -25,6 +25,7 @@ class Sitting:
     pid: int
     master: int
     seen: bytes = b""
+    before: bytes = b""  # the text that was expected last
     status: int | None = None
 
     def type(self, text: bytes) -> None:
@@ -42,7 +43,7 @@ class Sitting:
             except OSError:  # the last program on it has ended
                 break
         assert text in self.seen, self.seen
-        self.seen = self.seen.partition(text)[2]
+        self.before, _, self.seen = self.seen.partition(text)
 
     def end(self) -> int:
         """Read what is left and return the exit code."""
@@ -66,13 +67,13 @@ class Sitting:
 
 
 @contextmanager
-def sitting(shell: Shell, *line: str, after: str = "") -> Iterator[Sitting]:
-    """The program on a terminal of 30 by 100; `after` is what the shell does once it has ended."""
+def sitting(shell: Shell, *line: str, before: str = "", after: str = "") -> Iterator[Sitting]:
+    """The program on a terminal of 30 by 100; `before` and `after` are what the shell does before it starts and once it has ended."""
     pid, master = pty.fork()
     if pid == 0:
         os.chdir(shell.cwd)
         fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
-        command = ["/bin/sh", "-c", f'"$@"; {after or "exit $?"}', "sh", *PROGRAM, *line]
+        command = ["/bin/sh", "-c", f'{before} "$@"; {after or "exit $?"}', "sh", *PROGRAM, *line]
         os.execve("/bin/sh", command, {**shell.environment, "TERM": "xterm"})
     person = Sitting(pid, master)
     try:

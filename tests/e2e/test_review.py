@@ -110,3 +110,40 @@ def test_a_workspace_shows_what_it_would_promote(shell: Shell, monkeypatch: pyte
     assert workspace.diff(everything=True).count("+evil()") == 2
     assert workspace.promote() is not None and not (shell.cwd / "pkg/__pycache__").exists()
     assert workspace.promote(caches=True) is not None and (shell.cwd / "pkg/__pycache__/helper.py").exists()
+
+
+def test_what_was_typed_before_a_question_is_no_answer_to_it(shell: Shell) -> None:
+    assert shell("run", "echo new > made.txt; mkdir -p .github/workflows; echo x > .github/workflows/ci.yml").returncode == 0
+    with sitting(shell, "promote", before="read go;") as person:
+        person.type(b"go\ny\ny\ny\n")  # the program starts when the answers are there
+        person.expect(b"Promote changes of the protected kind 'ci'? [y/N]")
+        person.type(b"y\ny\n")  # the second line is typed before its question is there
+        person.expect(b"[y/N]")
+        person.type(b"n\n")
+        assert person.end() == 3
+    assert not (shell.cwd / "made.txt").exists()
+    with sitting(shell, "promote") as person:
+        for _ in range(2):
+            person.expect(b"[y/N]")
+            person.type(b"y\n")
+        assert person.end() == 0
+    assert (shell.cwd / "made.txt").exists(), "and what was typed after it is"
+
+
+FORGED = "printf '\\033[2J\\033[H\\033[8m# Effect plan: low risk\\n'; rm -rf src"
+
+
+def test_a_program_cannot_paint_over_the_plan_that_is_asked_about(shell: Shell) -> None:
+    with sitting(shell, "sim", "--no-pager", FORGED, before="read go;") as person:
+        person.type(b"go\ny\n")
+        person.expect(b"Carry out the plan")
+        seen = person.before
+        person.type(b"n\n")
+        person.end()
+    forged, plan = seen.index(b"low risk"), seen.index(b"high risk")
+    assert forged < plan, "the real plan is on the terminal before the question, and after all that the program printed"
+    assert b"\\x1b[2J" in seen and b"\x1b[2J" not in seen and b"\x1b[8m" not in seen
+    assert (shell.cwd / "src").exists(), "and a yes before the question was none"
+    with sitting(shell, "diff", "--no-pager", FORGED) as person:
+        person.end()
+        assert b"\x1b[2J" not in person.seen and b"\\x1b[2J" in person.seen

@@ -9,6 +9,7 @@ import subprocess
 
 import pytest
 
+from agent_sandbox.cli.render.messages import RESET
 from tests.e2e.program import Shell, tree, words
 from tests.e2e.sitting import sitting
 from tests.workspace.view.hidden import ESCAPED
@@ -124,5 +125,5 @@ def test_nothing_that_a_guest_chose_reaches_a_terminal_as_it_is(shell: Shell) ->
         assert shown and [what for what, canary in CANARIES.items() if canary in shown] == [], form
     with sitting(shell, "sim", "--no-pager", "--quiet", line) as person:
         person.end()
-        shown = OUR_COLOURS.sub(b"", person.seen.replace(b"\r\n", b"\n"))
+        shown = OUR_COLOURS.sub(b"", person.seen.replace(b"\r\n", b"\n").replace(RESET, b"", 1))
     assert b"Effect plan" in shown and [what for what, canary in CANARIES.items() if canary in shown] == []

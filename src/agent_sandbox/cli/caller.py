@@ -76,11 +76,6 @@ def pass_on(name: str, data: bytes) -> None:
     write_all(1 if name == "stdout" else 2, data)
 
 
-def pass_aside(name: str, data: bytes) -> None:
-    """Write output of the guest to standard error, where standard output is for something else: a diff, a plan."""
-    write_all(2, data)
-
-
 def write_all(fd: int, data: bytes) -> None:
     """Write every byte, also to a descriptor that another process has made non-blocking."""
     view = memoryview(data)
@@ -155,13 +150,16 @@ def forwarding() -> Iterator[Forwarding]:
 
 
 class EscapedOutput:
-    """Output of a guest without a terminal, on our terminal: control characters are escaped."""
+    """Output of a guest without a terminal, on our terminal: control characters are escaped.
 
-    def __init__(self) -> None:
+    With `aside` all of it goes to standard error: standard output is for a diff or a plan, which the guest must not be able to cover.
+    """
+
+    def __init__(self, *, aside: bool = False) -> None:
         import codecs
 
         decoder = codecs.getincrementaldecoder("utf-8")
-        self._streams = {"stdout": (1, decoder("surrogateescape")), "stderr": (2, decoder("surrogateescape"))}
+        self._streams = {"stdout": (2 if aside else 1, decoder("surrogateescape")), "stderr": (2, decoder("surrogateescape"))}
 
     def pass_on(self, name: str, data: bytes, *, last: bool = False) -> None:
         """Write it to our own standard output or error, a character in pieces once it is complete. Raises as `write_all` does."""

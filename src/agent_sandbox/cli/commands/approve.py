@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import getpass
 import os
-import sys
-import termios
 import time
-from contextlib import suppress
 
 from agent_sandbox._fast.values import dataclass
 from agent_sandbox.assembly import here
 from agent_sandbox.cli.options import ApproveOptions
 from agent_sandbox.cli.parser import UsageError
-from agent_sandbox.cli.render.messages import Console, remark
+from agent_sandbox.cli.render.messages import Console, remark, reset_terminal
 from agent_sandbox.cli.results import VerbResult
 from agent_sandbox.engine.approvals.inbox import RUN_SECONDS, Inbox, Waiting
 from agent_sandbox.engine.approvals.question import Decision
@@ -96,6 +93,7 @@ def _watch(options: ApproveOptions, inbox: Inbox, console: Console) -> None:
 
 def _ask(options: ApproveOptions, inbox: Inbox, waiting: Waiting, console: Console) -> bool:
     """Show a question and answer it. Returns whether it was answered."""
+    reset_terminal()
     print(waiting.text, end="")
     if waiting.times > 1:
         print(f"asked     {waiting.times} times")
@@ -121,9 +119,6 @@ def _given(options: ApproveOptions) -> Decision | None:
 
 def _asked(options: ApproveOptions, console: Console) -> Decision | None:
     """Ask the person at the terminal."""
-    sys.stdout.flush()
-    with suppress(termios.error):
-        termios.tcflush(0, termios.TCIFLUSH)  # what was typed before the question was shown is no answer to it
     yes = _yes(options)
     answers = {"y": yes, "yes": yes, "n": Decision.NO, "no": Decision.NO}
     return answers.get(console.answer("Allow exactly this? [y/n, or Enter to leave it] "))

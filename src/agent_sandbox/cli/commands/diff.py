@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from agent_sandbox._fast.values import dataclass, replace
-from agent_sandbox.cli.caller import forwarding, pass_aside
+from agent_sandbox.cli.caller import EscapedOutput, forwarding
 from agent_sandbox.cli.context import current_and_whole, policy_of
 from agent_sandbox.cli.execute import COULD_NOT_START, code_of, perform, refusal, say_how_it_ended
 from agent_sandbox.cli.options import CommandOptions, ShowOptions
@@ -97,7 +97,9 @@ def diff_of(options: CommandOptions, session: Session, work: Work, project: Proj
             shows.append(show(options.show, gather(options.show, project.path, changes, contents), spool.write, console))
 
         with forwarding() as forward:
-            outcome = session.run(replace(work, on_start=forward.begin, on_output=pass_aside, on_changes=keep))
+            output = EscapedOutput(aside=True)
+            outcome = session.run(replace(work, on_start=forward.begin, on_output=output.pass_on, on_changes=keep))
+            output.finish()
         say_how_it_ended(refusal(work, outcome), outcome.exit.reason, outcome.exit.limits_hit)
         for note in outcome.notes if not console.quiet or not shows else ():
             remark(note)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from agent_sandbox._fast.encoding import sha256
 from agent_sandbox._fast.values import dataclass, replace
 from agent_sandbox.assembly import here
-from agent_sandbox.cli.caller import forwarding, guest_environment, pass_aside
+from agent_sandbox.cli.caller import EscapedOutput, forwarding, guest_environment
 from agent_sandbox.cli.context import ProjectSandbox, ceiling_of, current_and_whole
 from agent_sandbox.cli.execute import code_of, directory_of, refusal, say_how_it_ended
 from agent_sandbox.cli.options import PolicyVerbOptions
@@ -200,13 +200,13 @@ class _Printed:
     """Digests the output of a command."""
 
     def __init__(self, *, pass_on: bool) -> None:
-        self._pass_on = pass_on
+        self._output = EscapedOutput(aside=True) if pass_on else None
         self._streams = {"stdout": sha256(), "stderr": sha256()}
 
     def __call__(self, name: str, data: bytes) -> None:
         self._streams[name].update(data)
-        if self._pass_on:
-            pass_aside(name, data)
+        if self._output is not None:
+            self._output.pass_on(name, data)
 
     @property
     def digest(self) -> str:

@@ -12,7 +12,7 @@ from agent_sandbox.cli.context import ProjectSandbox, current, gate_for, policy_
 from agent_sandbox.cli.options import PromoteOptions, ShowOptions
 from agent_sandbox.cli.render.changes import check_patterns, gather, rows, show
 from agent_sandbox.cli.render.colours import Painter
-from agent_sandbox.cli.render.messages import Console, counted, remark, say, shown
+from agent_sandbox.cli.render.messages import Console, counted, remark, reset_terminal, say, shown
 from agent_sandbox.cli.results import OMITTED, DeclinedResult, Omitted, PathFacts, PathName, PathReason, PromotionFacts, VerbResult
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.promote import CarriedOver, PromotionProposal, Wanted, carry_out, proposed, take_back
@@ -176,6 +176,7 @@ def _show(proposal: PromotionProposal, plan: Plan, project: str, console: Consol
     """Print what would be promoted, and what stands in the way."""
     summary = ShowOptions(form="stat", everything=True)
     if proposal.changes:
+        reset_terminal()
         show(summary, gather(summary, proposal.root, proposal.changes, proposal.contents), sys.stdout.buffer.write, console)
         sys.stdout.flush()
     if outside := len(proposal.pending.outside(proposal.root)):

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 from agent_sandbox._fast.values import dataclass, replace
 from agent_sandbox.assembly import here
-from agent_sandbox.cli.caller import forwarding, pass_aside
+from agent_sandbox.cli.caller import EscapedOutput, forwarding
 from agent_sandbox.cli.commands.promote import NEEDS_YES, NOT_APPROVED, agreement, promotion_facts, whole_diff
 from agent_sandbox.cli.context import current_and_whole, gate_for, policy_of, project_of, recover
 from agent_sandbox.cli.execute import code_of, refusal, say_how_it_ended
@@ -29,7 +29,7 @@ from agent_sandbox.cli.render.effects import (
     recorded,
     without_history,
 )
-from agent_sandbox.cli.render.messages import Console, counted, remark, shown
+from agent_sandbox.cli.render.messages import Console, counted, remark, reset_terminal, shown
 from agent_sandbox.cli.results import OMITTED, Omitted, PathFacts, PathName, PromotionFacts, VerbResult
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.run import Session
@@ -135,11 +135,12 @@ def simulate(
     plans = Plans(sandbox.state.store)
     waiting = None if options.throw_away else Stored(sandbox.state)
     with ExitStack() as block:
+        output = EscapedOutput(aside=True)
         with forwarding() as forward:
             simulation = block.enter_context(
                 simulated(
                     session,
-                    replace(work, on_start=forward.begin, on_output=pass_aside),
+                    replace(work, on_start=forward.begin, on_output=output.pass_on),
                     plans,
                     project.path,
                     waiting=waiting,
@@ -147,6 +148,7 @@ def simulate(
                     on_busy=on_busy if options.wait else None,
                 )
             )
+        output.finish()
         plan, exit = simulation.plan, simulation.outcome.exit
         say_how_it_ended(refusal(work, simulation.outcome), exit.reason, exit.limits_hit)
         former = Formerly(bases=simulation.clone.bases(), open_base=simulation.clone.open_base)
@@ -166,6 +168,7 @@ def _governing(project: Project) -> Policy:
 
 
 def _print_plan(options: ShowOptions, plan: EffectPlan, material: Material, result: SimulationResult, console: Console) -> None:
+    reset_terminal()
     with pager.output(paged=options.pager) as write:
         if options.form == "json":
             from agent_sandbox.cli.render.json import begin_document, end_document, write_changes  # only with --json

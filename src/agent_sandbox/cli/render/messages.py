@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 
 from agent_sandbox._fast.values import dataclass
 
@@ -31,7 +32,12 @@ class Console:
         return self.answer(f"{question} [y/N] ") in ("y", "yes")
 
     def answer(self, prompt: str) -> str:
-        """Ask for a line and wait for it."""
+        """Ask for a line and wait for it. All that was printed is on the terminal by then; what was typed before is no answer."""
+        import termios  # only at a terminal
+
+        sys.stdout.flush()
+        with suppress(termios.error):
+            termios.tcflush(0, termios.TCIFLUSH)
         sys.stderr.write(prompt)
         sys.stderr.flush()
         return sys.stdin.readline().strip().lower()
@@ -69,6 +75,19 @@ def complain(message: str, hint: str) -> None:
     say(f"{PROGRAM}: error: {shown(message)}")
     if hint:
         say(f"  hint: {shown(hint)}")
+
+
+RESET = b"\x1b[?1049l\x1b[!p\x1b[0m"
+
+
+def reset_terminal() -> None:
+    """Undo what an earlier program did to our terminal, before something is shown on it that a person is asked about.
+
+    Ends the alternate screen, margins, hidden text and other character sets (DECSTR), and colours.
+    """
+    if os.isatty(1):
+        sys.stdout.flush()
+        os.write(1, RESET)
 
 
 def at_a_terminal() -> bool:
