@@ -35,6 +35,22 @@ def test_a_stray_marker_in_or_above_the_home_directory_does_not_count(home: Path
     assert find_project(str(home / "code/app"), home=str(home)).path == str(home / "code/app")
 
 
+@pytest.mark.needs_root
+@pytest.mark.parametrize("marker", [".git", "agent-sandbox.toml"])
+def test_a_marker_that_somebody_else_put_above_a_project_does_not_count(tmp_path: Path, home: Path, marker: str) -> None:
+    shared = tmp_path / "shared"
+    (shared / "mine/src").mkdir(parents=True)
+    (shared / marker).touch()
+    os.chown(shared / marker, 60_706, 60_706)
+    assert find_project(str(shared / "mine"), home=str(home)).path == str(shared / "mine")
+    os.chown(shared / "mine", 60_706, 60_706)
+    assert find_project(str(shared / "mine"), home=str(home)).path == str(shared), (
+        "unless the directory is theirs, too: root may work there"
+    )
+    os.chown(shared / marker, 0, 0)
+    assert find_project(str(shared / "mine/src"), home=str(home)).path == str(shared), "and ours does"
+
+
 def test_the_home_directory_what_contains_it_and_the_root_are_refused_unless_named(home: Path) -> None:
     (home / ".git").mkdir()
     for directory in (str(home), str(home.parent), "/"):

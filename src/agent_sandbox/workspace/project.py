@@ -1,13 +1,15 @@
 """Find the project of a directory. Each project has its own current sandbox.
 
 A marker in `/` or in the home directory, put there by accident or by an attacker, must not turn everything into one project; so the search
-ends below them. To use such a directory as a project, the user has to name it.
+ends below them. To use such a directory as a project, the user has to name it. A marker counts only if it belongs to us, to root, or to the
+owner of the directory where the search began: in a shared directory anybody can make one above somebody else's project.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.errors import PolicyError
@@ -42,7 +44,8 @@ def find_project(cwd: str, *, home: str, explicit: bool = False, mounts: Iterabl
     """
     here = _canonical(cwd)
     home = os.path.realpath(home) if home else "/"
-    path, marker = (here, _marker(here)) if explicit else _nearest(here, home)
+    trusted = frozenset({0, os.geteuid(), os.stat(here).st_uid})
+    path, marker = (here, _marker(here, trusted)) if explicit else _nearest(here, home, trusted)
     if not explicit and _too_much(path, home):
         what = "the home directory" if path == home != "/" else f"{path!r}, which contains the home directory" if path != "/" else "/"
         raise PolicyError(f"the project would be {what}", hint="change into a directory below it, or name it with --project")
@@ -60,10 +63,10 @@ def _canonical(directory: str) -> str:
     return path
 
 
-def _nearest(here: str, home: str) -> tuple[str, str | None]:
+def _nearest(here: str, home: str, trusted: frozenset[int]) -> tuple[str, str | None]:
     path = here
     while not _too_much(path, home):
-        if marker := _marker(path):
+        if marker := _marker(path, trusted):
             return path, marker
         path = os.path.dirname(path)
     return here, None
@@ -73,8 +76,12 @@ def _too_much(path: str, home: str) -> bool:
     return path == "/" or path == home or home.startswith(path + "/")
 
 
-def _marker(directory: str) -> str | None:
-    return next((marker for marker in MARKERS if os.path.lexists(os.path.join(directory, marker))), None)
+def _marker(directory: str, trusted: frozenset[int]) -> str | None:
+    for marker in MARKERS:
+        with suppress(OSError):
+            if os.lstat(os.path.join(directory, marker)).st_uid in trusted:
+                return marker
+    return None
 
 
 def _fstype(path: str, mounts: tuple[mountinfo.Mount, ...]) -> str:
