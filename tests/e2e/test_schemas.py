@@ -13,6 +13,7 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 
 from agent_sandbox.cli.grammar import VERBS
+from tests import compiled
 from tests.e2e.program import Shell
 from tests.patience import until
 
@@ -126,11 +127,12 @@ def test_a_question_that_waits_is_listed_and_answered_as_a_document(prepared: Sh
 
 
 def test_what_replay_says_is_a_document(prepared: Shell, tmp_path: Path) -> None:
+    compiled.offer(tmp_path / "cache", Path(prepared.env["AGENT_SANDBOX_STATE"]))
+    inside = replace(prepared, env={**prepared.env, "XDG_CACHE_HOME": str(tmp_path / "cache")})
     record = str(tmp_path / "record.json")
-    recorded = prepared("--json", "code", "--deterministic", "--throw-away", "--record", record, "code.py")
-    if checked(recorded)["schema"] == "agent-sandbox/error/1":
-        pytest.skip("the interpreter for WebAssembly is not compiled")
-    assert checked(prepared("--json", "replay", record))["same"]
+    recorded = checked(inside("--json", "code", "--deterministic", "--throw-away", "--record", record, "code.py"))
+    assert recorded["schema"] == "agent-sandbox/run/1"
+    assert checked(inside("--json", "replay", record))["same"]
 
 
 @pytest.mark.slow
