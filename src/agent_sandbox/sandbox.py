@@ -63,11 +63,11 @@ class RunOptions(TypedDict, total=False):
     stdin: its input, text or bytes; nothing by default.
     env_vars: added to those of the configuration.
     timeout: seconds of wall time, in place of the configuration's.
-    args: what the program finds in its argument list.
+    args: the arguments of the program.
     tools: functions that Python code may call, beside those of the configuration.
     deterministic, seed: in place of the configuration's.
     record: a file to write the record of a deterministic run to, for `replay`.
-    on_output: called with "stdout" or "stderr" and text as it arrives, in the thread that runs the work. What it raises ends the run.
+    on_output: called with "stdout" or "stderr" and text as it arrives, in the thread that runs the work. An exception in it ends the run.
     """
 
     stdin: str | bytes
@@ -207,9 +207,10 @@ class Sandbox:
         name: str = "",
         **settings: Any,
     ) -> None:
-        """`settings` are fields of `SandboxConfig`, in place of those in `config`. Raises `PolicyError` for what cannot be enforced.
+        """`settings` are fields of `SandboxConfig` that replace those in `config`. Raises `PolicyError` for settings that cannot be
+        enforced.
 
-        `permissions` replace the fields that permit something, which must then be left alone. `audit` is a log to use instead of a new one.
+        `permissions` replace the permission fields, which must then keep their defaults. `audit` is a log to use instead of a new one.
 
         `asks` lists actions that need approval. The `approver` is a function of the action and the question that returns True for yes;
         without one, people answer with `agent-sandbox approve`. Actions covered by `capabilities` need no approval. An answer for the
@@ -463,7 +464,7 @@ class Sandbox:
         return self._expires
 
     def time_for(self, timeout: float | None) -> tuple[float | None, str, float | None]:
-        """Return the wall time of one run or turn, the limit behind it, and what is left of the sandbox's lifetime."""
+        """Return the wall time of one run or turn, the limit it comes from, and the rest of the sandbox's lifetime."""
         own = self._session.policy.limits
         seconds = own.wall_seconds if timeout is None else self.config.limits(timeout_seconds=timeout).wall_seconds
         if self._most_seconds is not None and (seconds is None or seconds > self._most_seconds):

@@ -152,7 +152,7 @@ class CommandOptions:
 
     @property
     def terminal(self) -> bool:
-        """Whether its program may have a terminal: inside WebAssembly none has."""
+        """Whether the program may have a terminal. WebAssembly offers none."""
         return not (self.policy.deterministic or self._has_fuel or self.runtime == "wasm")
 
     @property
@@ -274,7 +274,7 @@ class CarryOutOptions:
 
 @dataclass(frozen=True)
 class PolicyVerbOptions:
-    """Options of `policy`: what is asked, about which command, and for `learn` how its commands run."""
+    """Options of `policy`: the subcommand, the commands it is about, and for `learn` how these run."""
 
     question: PolicyQuestion
     commands: tuple[tuple[str, ...], ...] = ()

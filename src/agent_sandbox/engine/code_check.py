@@ -55,7 +55,7 @@ IN_A_FILE = Words(
 
 @dataclass(frozen=True)
 class EarlyLook:
-    """The rules of the check: in place of the default ones, if given, and more that no permission lifts."""
+    """The rules of the early check. `rules` replace the default ones if given; `more` are further ones that no permission lifts."""
 
     rules: tuple[Rule | str, ...] | None = None
     more: tuple[str, ...] = ()

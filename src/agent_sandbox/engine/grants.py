@@ -84,7 +84,8 @@ class Capabilities:
 
         `factor` says that the grantor has given a second factor.
 
-        Raises `PolicyError` for what cannot be granted, `LedgerUnavailable` when it cannot be recorded, OSError when it cannot be kept.
+        Raises `PolicyError` for invalid patterns or times, `LedgerUnavailable` when it cannot be recorded, OSError when it cannot be
+        stored.
         """
         now = self._clock()
         until = now + seconds
@@ -110,7 +111,7 @@ class Capabilities:
     def use(self, token: Token, action: Action, *, sandbox: str, counts: Callable[[Word], bool] | None = None) -> Genuine | RefusedToken:
         """Return whether the token allows this action, and count the use. Raises OSError when it cannot be counted.
 
-        `counts` tells whether somebody's word is enough: of a grant as of any other yes. Without it everybody's is.
+        `counts` tells whether the grantor's approval counts under the policy. Without it everybody's does.
         """
         check = core.check(self._key, token, action, sandbox=sandbox, now=self._clock())
         if isinstance(check, RefusedToken):
@@ -127,8 +128,8 @@ class Capabilities:
     def revoke(self, token_or_name: Token | str, *, by: str) -> None:
         """Revoke a token and all derived from it. The revocation is recorded first.
 
-        By name, the whole of what was granted; by token, only that one and what it was narrowed to since. Raises `PolicyError` when
-        there is no such capability, and as `grant` does.
+        A name revokes the whole grant; a token, only itself and the tokens derived from it. Raises `PolicyError` when there is no such
+        capability, and as `grant` does.
         """
         names = self._names(token_or_name) if isinstance(token_or_name, Token) else (token_or_name,)
         place = os.path.join(self._directory, names[0])

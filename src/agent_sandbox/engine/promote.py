@@ -219,7 +219,7 @@ class PromotionProposal:
     settled: tuple[str, ...] = ()  # chosen too, but nothing has to be done: reality is so already, or stays as it is
 
     def plan(self) -> Plan:
-        """Return the steps, and what stands in their way. Planned once: a proposal does not change."""
+        """Return the plan: its steps and the obstacles. Cached, because a proposal does not change."""
         return self._plan
 
     @cached_property
@@ -305,11 +305,11 @@ def _refuse_twice(changes: ChangeSet) -> None:
 
 
 def carry_out(proposal: PromotionProposal, stored: Stored, gate: Gate, *, details: Callable[[], str] = str) -> CarriedOver:
-    """Do what was proposed, in the block of `proposed`. `details` returns the diff, for an approver.
+    """Carry out the proposal, inside the block of `proposed`. `details` returns the diff, for an approver.
 
-    Raises `Denied`, `Drift`, `Conflicted`, and what `promote` raises; nothing was changed then.
+    Raises `Denied`, `Drift`, `Conflicted`, and as `promote` does; nothing was changed then.
 
-    The changes of a plan are not in the layers of the project's sandbox, so nothing leaves them.
+    Promoted changes are dropped from the sandbox's layers, except those of a plan, which are not in them.
     """
     refuse_impossible(proposal.plan())  # first: no merging or forcing helps there
     _refuse_moved(proposal)
@@ -354,7 +354,7 @@ def _done(
 
 
 def _leaving(proposal: PromotionProposal) -> Leaving:
-    """Return what can leave the layers: not a directory that holds something which was not promoted."""
+    """Return the promoted paths to drop from the layers, and apart from them the directories that still hold other changes."""
     carried = {change.path for change in proposal.changes}.union(proposal.settled)
     staying: set[str] = set()
     for change in proposal.pending:
@@ -368,7 +368,7 @@ def _leaving(proposal: PromotionProposal) -> Leaving:
 def take_back(stored: Stored, gate: Gate) -> CarriedOver:
     """Undo the last promotion. Its changes are in the sandbox again, unless something has run there since.
 
-    Raises `Drift` when what it left has changed since, `WorkspaceError` when there is nothing to undo.
+    Raises `Drift` when the promoted files have changed since, `WorkspaceError` when there is nothing to undo.
     """
     with stored.state.lock(command="undo"):
         journal = undo.last(stored.state.promotions)

@@ -118,7 +118,7 @@ class InterpreterTurns:
         return Turned(outcome, value, described)
 
     def _launch(self, before: Launch, wall: float | None, on_output: Callable[[str, bytes], None] | None) -> Launch:
-        """Return the launch for one turn; mostly that of the turn before."""
+        """Return the launch for one turn: that of the turn before, unless its time limit or callback differs."""
         if before.limits.wall_seconds == wall and before.on_output is on_output:
             return before
         return replace(before, limits=replace(before.limits, wall_seconds=wall), on_output=on_output)

@@ -68,7 +68,7 @@ class Work:
     attachments: tuple[Attachment, ...] = ()  # more that accompanies the run, beside what the fields above ask for
 
     def text(self) -> str:
-        """Return the text that an approver sees beside the action, which has no source and only the names of variables.
+        """Return the details for an approver. The action itself holds no source, and only the names of variables.
 
         Variables and input matter as much as the source. They may be secret, so they appear as a digest: another value is another question.
         Input from a terminal or a pipe is not known yet.

@@ -113,7 +113,7 @@ class PythonSource:
         return id(node) in self._called
 
     def is_before_a_dot(self, node: ast.expr) -> bool:
-        """Whether an attribute of the expression is taken."""
+        """Whether the expression is the object of an attribute access."""
         return id(node) in self._before_a_dot
 
     def definitions(self) -> dict[str, int]:

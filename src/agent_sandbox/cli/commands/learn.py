@@ -45,7 +45,7 @@ _NOT_TRIED = (
 
 @dataclass(frozen=True)
 class _Learnt:
-    """A proposal, and what trying it showed; see `PolicyLearnResult`."""
+    """A proposal, and the results of trying it; see `PolicyLearnResult`."""
 
     proposal: Proposal
     code: int
@@ -74,7 +74,7 @@ class SettingFacts:
 
 @dataclass(frozen=True)
 class PolicyLearnResult(VerbResult):
-    """A proposed policy. `differs` says how the commands ended differently under it; `tried` is what else trying it showed."""
+    """A proposed policy. `differs` lists differences in how the commands ended under it; `tried` holds other results of trying it."""
 
     kind = "policy-learn"
 
@@ -96,7 +96,7 @@ class PolicyLearnResult(VerbResult):
         self.say(console)
 
     def say(self, console: Console) -> None:
-        """Print what people should know about it."""
+        """Print the settings left out, remarks, and differences."""
         for each in self.left_out:
             console.note(f"not proposed: {each}")
         for each in (*self.remarks, *self.differs, *self.tried):

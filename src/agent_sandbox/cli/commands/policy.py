@@ -50,7 +50,7 @@ class PolicyLintResult(VerbResult):
 
     @property
     def code(self) -> int:
-        """1 if there are any."""
+        """1 if there are oddities."""
         return 1 if self.remarks else 0
 
     def text(self, console: Console) -> None:

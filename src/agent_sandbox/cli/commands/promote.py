@@ -207,9 +207,9 @@ def _list(heading: str, lines: Iterable[str], project: str) -> None:
 
 
 def agreement(proposal: PromotionProposal, plan: Plan, console: Console, *, yes: bool) -> PromotionProposal | None:
-    """Return the proposal with what the person at the terminal agreed to; None if they said no, or nobody was asked and `yes` is false.
+    """Return the proposal with the protected kinds that the user agreed to. None if they said no, or without a terminal and `yes`.
 
-    Nobody is asked about what cannot be done: carrying it out says why not.
+    Does not ask about a promotion that is impossible: carrying it out raises with the reason.
     """
     asking = console.asks
     if proposal.conflicts or plan.refused or (proposal.moved and proposal.wanted.drift == "refuse"):

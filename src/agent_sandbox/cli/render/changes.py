@@ -83,7 +83,7 @@ class Material:
 
 
 def gather(show: ShowOptions, project: str, changes: ChangeSet, contents: Contents, former: FormerContents | None = None) -> Material:
-    """Return the material for these options. Without `former`, the old side is the machine as it is now."""
+    """Return the changes and contents to show with these options. Without `former`, the old side is the machine as it is now."""
     everything = show.everything
     chosen = sort(only(changes, show.only, project), project)
     limits = EVERYTHING if everything else DEFAULT
@@ -194,7 +194,7 @@ def refuse_on_a_terminal(show: ShowOptions) -> None:
 
 
 def patch(material: Material, write: Callable[[bytes], object], console: Console) -> bool:
-    """Write a patch and print what it lacks. Returns whether it is complete: git cannot be given all content."""
+    """Write a patch, and print the changes that a git patch cannot hold. Returns whether it is complete."""
     files = material.files
     caches = tuple(change for change in files.noise if covers(material.project, change.path))
     inside = sorted((*files.project, *(caches if material.everything else ())), key=lambda change: change.path)
@@ -293,7 +293,7 @@ class ShownChange:
 def shown_changes(material: Material, plans: Mapping[str, PlanFacts] | None = None) -> Iterator[ShownChange]:
     """Return the changes as data. Content is given for the project, and with --all for every change.
 
-    `plans` are by path; what goes with a directory has that of the directory.
+    `plans` are keyed by path; an entry below a changed directory has the plan of that directory.
     """
     files = material.files
     places: tuple[tuple[Literal["project", "elsewhere", "noise"], tuple[Change, ...]], ...]

@@ -48,7 +48,7 @@ def opening(plan: EffectPlan) -> Iterator[Row]:
 
 
 def without_history(material: Material) -> tuple[Material, tuple[Change, ...]]:
-    """Return the material without changes of git's own records, unless all are wanted; and those changes."""
+    """Split off the changes of git's own records, unless everything is shown. Returns the other changes, and those."""
     if material.everything:
         return material, ()
     apart = tuple(change for change in material.files.project if _only_recorded(change, material))
@@ -214,7 +214,7 @@ class NetworkFacts:
 
 @dataclass(frozen=True)
 class SecretFacts:
-    """A secret that the command came near."""
+    """A secret that the command tried to read, or was given."""
 
     sort: str
     name: PathName
@@ -279,5 +279,5 @@ def plan_head(plan: EffectPlan) -> PlanHead:
 
 
 def plans_by_path(plan: EffectPlan) -> dict[str, PlanFacts]:
-    """Return what a plan says about each changed path."""
+    """Return the statements of a plan about each changed path."""
     return {effect.path: PlanFacts(effect.sha256 or None, effect.risk) for effect in plan.files}

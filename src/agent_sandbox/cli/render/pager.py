@@ -96,7 +96,7 @@ class _Sink:
         signal.signal(signal.SIGINT, self._interrupt or signal.SIG_DFL)
 
     def forget(self) -> None:
-        """Drop what was held back: half of it would be taken for all."""
+        """Drop the buffered output after a failure, so that half of it is not taken for all."""
         self._held.clear()
 
     def close(self) -> None:

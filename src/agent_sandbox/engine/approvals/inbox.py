@@ -48,7 +48,7 @@ class Waiting:
 
 
 class Inbox:
-    """The inbox in one directory. Safe for threads and processes at once. `pause` is called between two looks for an answer."""
+    """An inbox in one directory. Safe for many threads and processes. `pause` is called between two checks for an answer."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Inbox:
         self._visiting = visiting
 
     def ask(self, question: Question) -> Granted | Refused:
-        """Wait for an answer to exactly this question. Raises what the ledger raises, and OSError when it cannot wait."""
+        """Put the question and wait for an answer to exactly it. Raises what the ledger raises, and OSError."""
         while self._clock() < question.until:
             if (found := self._valid(os.path.join(self._standing, question.group()), question)) is not None:
                 return Granted(found[0].by, found[1])  # to the same question, earlier in this run
@@ -106,7 +106,7 @@ class Inbox:
 
     def answer(self, name: str, decision: Decision, *, digest: str, by: str, seconds: float = RUN_SECONDS, code: str | None = None) -> None:
         """Answer a question. `digest` is that of the text shown, so that the question cannot be swapped before the yes.
-        What is allowed for the whole run is taken back after so many `seconds`. `code` is a second factor; anybody may say no without.
+        An approval for the whole run expires after `seconds`. `code` is a second factor; a no needs none.
 
         Recorded before it counts. Raises `PolicyError` when there is no such question any more, or another one in its place.
         """
@@ -129,7 +129,7 @@ class Inbox:
             raise PolicyError("somebody else has already answered", hint="list what is waiting, and look again") from None
 
     def _check_needs(self, question: Question, code: str | None) -> None:
-        """Raise `PolicyError` now for a yes that would not count."""
+        """Raise `PolicyError` at once for an approval that would not count."""
         if ANOTHER_USER in question.needs and os.getuid() == question.asker:
             raise PolicyError("this needs the approval of another user than the asker", hint="as root: agent-sandbox approve --of USER")
         if self._approvers is not None and os.getuid() not in self._approvers:
@@ -142,7 +142,7 @@ class Inbox:
             raise PolicyError("this needs a second factor, and the code is not valid", hint="give a fresh code: --code 123456")
 
     def end_run(self, run: str) -> None:
-        """Take back what was allowed for a run, and record that."""
+        """Revoke the approvals that were given for a run, and record that."""
         for name in _names(self._standing):
             place = os.path.join(self._standing, name)
             question = _question(place)
@@ -150,7 +150,7 @@ class Inbox:
                 self._take_back(place, question, "the run is over")
 
     def sweep(self) -> None:
-        """Take back what has expired, and remove questions whose askers are gone."""
+        """Revoke expired approvals, and remove questions whose askers are gone."""
         for name in _names(self._standing):
             place = os.path.join(self._standing, name)
             if (question := _question(place)) is not None and self._valid(place, question) is None:
@@ -191,7 +191,7 @@ class Inbox:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Hold the lock: nobody else writes or sweeps meanwhile."""
+        """Hold the lock, so that no other process writes or sweeps."""
         make_private(self._waiting)
         lock = os.open(os.path.join(self._waiting, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
@@ -214,7 +214,7 @@ class Inbox:
         return [os.path.join(self._waiting, name) for name in _names(self._waiting)]
 
     def _awaited(self, question: Question) -> Granted | Refused | None:
-        """Wait for the answer; None if nobody answered, or another asker of the same question used it up."""
+        """Wait for the answer; None if there was none, or another asker of the same question consumed it."""
         place = self._place(question)
         while self._clock() < question.until:
             if os.path.exists(os.path.join(place, _ANSWER)):
@@ -260,9 +260,9 @@ class Inbox:
                 return Granted(answer.by, word)
 
     def _valid(self, place: str, question: Question, *, refusals: bool = False) -> tuple[Answer, Word] | None:
-        """Return the answer in this place if it is valid: sealed, in time, to this question, by somebody whose word counts.
+        """Return the answer in this place if it is valid: sealed, in time, to this question, and by a person whose approval counts.
 
-        For a standing one the question of the time is read again, and has to be of the same group as this one.
+        An approval for the whole run is compared with the question that it was given to, which must be of the same group as this one.
         """
         try:
             descriptor = _opened(os.path.join(place, _ANSWER))
@@ -285,7 +285,7 @@ class Inbox:
         return (answer, word) if stands and earlier is not None and earlier.group() == question.group() else None
 
     def _counts(self, answer: Answer, word: Word, question: Question) -> bool:
-        """Return whether the answer comes from somebody who may give it, with a second factor if needed. A no needs neither."""
+        """Return whether this person's answer counts, with a second factor if needed. A no always counts."""
         needs = question.needs.split(", ") if answer.decision is not Decision.NO else ()
         return word.counts(needs, self._approvers, asker=os.getuid())
 

@@ -67,7 +67,7 @@ def decoded(content: bytes) -> Question | None:
 def shown(question: Question) -> str:
     """Return the question as text for a person, complete, in printable characters and line ends only.
 
-    It is made from what will be done, not from what somebody says about it.
+    It is made from the action itself, not from a description of it.
     """
     return "\n".join(_lines(question)) + "\n"
 

@@ -87,7 +87,7 @@ def with_risks(effects: Iterable[FileEffect], changes: ChangeSet, contents: Cont
 
 
 def understood(work: Work) -> Understanding | None:
-    """Return what the command line says that it does; None for other code."""
+    """Return the analysis of the command line; None for code other than bash."""
     if isinstance(work.what, Code):
         return understand(work.what.source) if work.what.language == "bash" else None
     argv = work.what.argv

@@ -101,9 +101,9 @@ class Ended:
 class EffectPlan:
     """The effects of a command. `digest` identifies the whole plan.
 
-    `governed` is the digest of the policy it was made under, `base` that of what waited in the project's sandbox and was there for it (or
-    `BARE`, where nothing was); both have to be the same when it is carried out. `watched` says whether somebody saw what it started,
-    opened and asked for; where nobody did, `programs` is what its text names.
+    `governed` is the digest of the policy it was made under. `base` is the digest of the unpromoted changes that the command saw, or `BARE`
+    if there were none. Both must be the same when it is carried out. `watched` says whether the run was observed; if not, `programs` are
+    those named in the command line.
     """
 
     command: tuple[str, ...]

@@ -41,7 +41,8 @@ _SHORTEST_BARS = 5
 
 @dataclass(frozen=True)
 class Cell:
-    """Text of one kind. `lead` is our prefix; `marks` are the stretches of `text` that differ from its counterpart."""
+    """A part of a row, with one style (`kind`). `lead` is our prefix; `marks` are the stretches of `text` that differ from the other
+    side."""
 
     kind: str
     text: str
