@@ -44,7 +44,7 @@ def elevation_of(rules: ElevationOptions) -> Elevation:
         for own in (here().host.state, here().host.keys):
             own = os.path.realpath(own)
             if os.path.commonpath((own, os.path.realpath(path))) in (own, os.path.realpath(path)):
-                raise PolicyError(f"{path!r} holds the sandboxes' own state, and is shown in none", hint="name another path")
+                raise PolicyError(f"{path!r} holds the sandboxes' own state, and is never shown", hint="name another path")
     return Elevation(rules.programs, rules.limits, paths)
 
 
@@ -54,7 +54,7 @@ def begin(policy: Policy, sandbox: str, what: Elevation, *, seconds: float, by: 
         raise PolicyError("you may not relax a rule here", hint="see approvals of: agent-sandbox policy explain; or --code")
     if barred := [sort for sort in what.sorts() if policy.asks.elevate is not None and sort not in policy.asks.elevate]:
         raise PolicyError(
-            f"the policy lets nobody relax {', '.join(barred)}", hint="see approvals.elevate of: agent-sandbox policy explain"
+            f"the policy does not allow relaxing {', '.join(barred)}", hint="see approvals.elevate of: agent-sandbox policy explain"
         )
     raised = elevated(policy, what, _ceiling())
     for name in what.programs:
@@ -122,4 +122,4 @@ def lifted(policy: Policy, sandbox: str) -> Lifted | None:
 
     what = "; ".join(each.what.describe() for each in standing)
     shortest = min(each.left for each in standing)
-    return Lifted(policy, f"elevated: {what}; the run ends with that, in at most {shortest:.0f} s", left)
+    return Lifted(policy, f"elevated: {what}; the run ends when that expires, in at most {shortest:.0f} s", left)

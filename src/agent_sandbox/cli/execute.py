@@ -78,7 +78,7 @@ class ObservedFacts:
 
 @dataclass(frozen=True)
 class ChangeCounts:
-    """How many changes are in the sandbox after a run. `kept` is false for a throw-away sandbox."""
+    """The number of changes in the sandbox after a run. `kept` is false for a throw-away sandbox."""
 
     total: int
     in_project: int
@@ -141,7 +141,7 @@ class RunResult(VerbResult):
 
 @dataclass(frozen=True)
 class ExplainResult(VerbResult):
-    """Where a command would run and what it would see: a line for each step."""
+    """The runtime and the view that a command would have: a line for each step."""
 
     kind = "explain"
 

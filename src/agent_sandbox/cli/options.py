@@ -531,7 +531,10 @@ def _moment(option: str, text: str | None) -> float | None:
     days = text.removesuffix("d")
     if days != text and days.isascii() and days.isdigit():
         return time.time() - int(days) * 86400
-    ago = read_seconds(option, text)
+    try:
+        ago = read_seconds(option, text)
+    except PolicyError:
+        raise PolicyError(f"{option} takes a date or how long ago, not {text!r}", hint=f"write {option} 2h") from None
     return None if ago is None else time.time() - ago
 
 

@@ -87,7 +87,7 @@ class EarlyLook:
     def _reason(self, validation: Validation) -> Reason:
         told = "; ".join(f"line {issue.line}: {issue.pattern} {issue.reason}" for issue in validation.issues[:MOST_TOLD])
         rest = len(validation.issues) - MOST_TOLD
-        why = f"the code uses what is not permitted: {told}{f'; and {rest} more' if rest > 0 else ''}"
+        why = f"the code uses something that is not permitted: {told}{f'; and {rest} more' if rest > 0 else ''}"
         return Reason("code", why, f"change the code, or permit it: {'; '.join(self._lifting(validation))}; or {self.words.all_of_it}")
 
     def _lifting(self, validation: Validation) -> list[str]:

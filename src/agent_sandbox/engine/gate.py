@@ -167,7 +167,7 @@ class Gate:
             return Deny(Reason("approval", f"{asked.why} ({asked.rule}), {why}", asked.remedy), verdict.suggest)
 
         if self._approver is None:
-            return refused("and nobody is there to approve it")
+            return refused("and there is no approver")
         deadline = self._clock() + self._patience
         try:
             answer = self._approver.ask(action, replace(verdict, details=details()), deadline)

@@ -134,7 +134,7 @@ class Capabilities:
         names = self._names(token_or_name) if isinstance(token_or_name, Token) else (token_or_name,)
         place = os.path.join(self._directory, names[0])
         if not _is_name(names[0]) or not os.path.exists(os.path.join(place, _GRANT)):
-            raise PolicyError(f"there is no capability {names[0][:64]!r}", hint="the list of capabilities has their names")
+            raise PolicyError(f"there is no capability {names[0][:64]!r}", hint="see: agent-sandbox capabilities")
         self._ledger.record(Noted("capability.revoked", {"name": names[-1], "of": names[0], "by": by}), lasting=True)
         write_once(os.path.join(place, _REVOKED + names[-1]), b"")
         sync_directory(place)
@@ -167,7 +167,7 @@ class Capabilities:
     def _names(self, token: Token) -> tuple[str, ...]:
         check = core.genuine(self._key, token)
         if isinstance(check, RefusedToken):
-            raise PolicyError(check.why, hint="the list of capabilities has their names")
+            raise PolicyError(check.why, hint="see: agent-sandbox capabilities")
         return check.names
 
     def _counted(self, place: str, counts: tuple[tuple[str, int], ...]) -> bool:

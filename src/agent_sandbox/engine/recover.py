@@ -139,7 +139,7 @@ def let_go(stored: Stored, gate: Gate, leaving: Leaving, number: int, undoes: in
     masks = [mask.path for mask in gate.policy.files.masks]
     if undoes:
         return stored.restore(f"before promotion {undoes}", masks)
-    label = f"before promotion {number}" if number else "before what was real already was dropped"
+    label = f"before promotion {number}" if number else "before dropping changes that were already real"
     return stored.drop(leaving.paths, label, masks, places=leaving.places)
 
 
@@ -154,7 +154,7 @@ def _words(recovery: Recovery) -> Iterator[str]:
     for number in recovery.finished:
         yield f"promotion {number} had been interrupted after it was done; it was finished"
     for path in recovery.kept:
-        yield f"what somebody else saved meanwhile is kept in {path}"
+        yield f"files that another program saved meanwhile are kept in {path}"
     yield from recovery.problems
 
 

@@ -29,7 +29,7 @@ Write = Callable[[bytes], object]
 
 @dataclass(frozen=True)
 class DiffRun:
-    """How the command of a diff ended."""
+    """The end of the command of a diff."""
 
     exit: int
     reason: ExitReason

@@ -88,7 +88,7 @@ class PolicyLearnResult(VerbResult):
 
     @property
     def code(self) -> int:
-        """As the commands exited; 1 if they ended differently under the proposal."""
+        """The exit code of the commands; 1 if they ended differently under the proposal."""
         return self.exit or (1 if self.differs else 0)
 
     def text(self, console: Console) -> None:

@@ -136,7 +136,7 @@ def rows(show: ShowOptions, material: Material, *, columns: int, words: bool) ->
                 else:
                     yield from unified(preview, relative_to=material.project, limits=material.limits, words=words)
                 if change.inside and not material.everything:
-                    yield ours(WARNING, "\\ what goes with it is listed with --all")
+                    yield ours(WARNING, "\\ its contents are listed with --all")
 
     return _sections(material, in_full)
 
@@ -175,7 +175,7 @@ def listed(change: Change) -> Row:
     """Return one change as one line."""
     more = f" and {counted(change.inside, 'entry', 'entries')} below it" if change.inside else ""
     renamed = f" renamed from {named(change.renamed_from)}" if change.renamed_from else ""
-    hidden = " (something real that was hidden from the sandbox is here)" if change.masks_real else ""
+    hidden = " (a real file that was hidden from the sandbox is here)" if change.masks_real else ""
     return ours(FACT, f"{LETTERS[change.kind]} {named(change.path)}{more}{renamed}{hidden}")
 
 

@@ -44,7 +44,7 @@ def opening(plan: EffectPlan) -> Iterator[Row]:
     if plan.unlisted:
         yield ours(WARNING, f"It cannot be carried out: {plan.unlisted}")
     if plan.on_the_sandbox:
-        yield ours(NOTE, "Made on the changes in the project's sandbox; compared with the machine as it is.")
+        yield ours(NOTE, "The command saw the changes in the project's sandbox; the diff compares with the real files.")
 
 
 def without_history(material: Material) -> tuple[Material, tuple[Change, ...]]:
@@ -88,7 +88,7 @@ def closing(plan: EffectPlan, *, kept: bool) -> Iterator[Row]:
             )
         yield from _more(plan.programs)
     if plan.network or plan.requests:
-        yield from _section(f"Network: {len(plan.network) or len(plan.requests)}, none of which was let out")
+        yield from _section(f"Network: {len(plan.network) or len(plan.requests)}, all blocked")
         for request in plan.network[:_LISTED]:
             yield ours(WARNING, f"{request.action} {named(request.target)}{_by(request.program)}{_times(request.times)}")
         for target in plan.requests[:_LISTED] if not plan.network else ():
@@ -159,7 +159,7 @@ def _grouped(plan: EffectPlan) -> dict[tuple[Level, str], list[str]]:
 
 @dataclass(frozen=True)
 class EndedFacts:
-    """How the command of a plan ended."""
+    """The end of the command of a plan."""
 
     code: int
     reason: str

@@ -102,7 +102,7 @@ def _refuse_beyond_files(plan: EffectPlan, *, files_only: bool) -> None:
         raise PolicyError(
             f"the plan needs the network, which sandboxes of this version do not have: it asked for {', '.join(plan.requests[:5])}"
             f"{' and more' if len(plan.requests) > 5 else ''}",
-            hint="--files-only carries over what it changed, and nothing else; or run the command yourself",
+            hint="--files-only applies its file changes alone; or run the command yourself",
         )
 
 

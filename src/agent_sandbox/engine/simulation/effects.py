@@ -34,7 +34,7 @@ _OPENING = ("read", "write", "execute")
 
 
 def file_effects(changes: ChangeSet, contents: Contents, project: str) -> tuple[dict[str, FileEffect], str]:
-    """Return the effects of changes by path, without risks; and why some content was not read, or nothing."""
+    """Return the effects of changes by path, without risks; and the reason why some content was not read, empty if all was."""
     room, problem = MOST_READ, ""
     effects: dict[str, FileEffect] = {}
     for change in changes:
@@ -145,7 +145,7 @@ def secrets(observed: Iterable[Observed], masks: Iterable[Mask], env: Mapping[st
 
 MOST_FILES = 5_000
 MOST_BYTES = 256 << 20
-NOT_ALL = "it read more of the project than is remembered: whether that is still the same is not looked at when the plan is carried out"
+NOT_ALL = "it read more files of the project than are recorded: carry-out cannot check whether all of them are unchanged"
 _CHUNK = 1 << 20
 
 

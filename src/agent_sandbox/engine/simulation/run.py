@@ -115,7 +115,7 @@ def plan_apart(session: Session, work: Work, project: str, *, clock: Callable[[]
 
 
 def _given_up(path: str) -> str:
-    return f"sandbox: what waits at {path} is taken back: it would be on the machine as it is now"
+    return f"sandbox: its unpromoted change at {path} is undone"
 
 
 def _seeded(state: PlanState, waiting: Stored, policy: Policy, on_busy: Callable[[Busy], None] | None) -> dict[str, FileEffect]:

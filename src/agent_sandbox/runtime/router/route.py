@@ -177,8 +177,8 @@ def _why(chosen: Fit, work: Workload, needs: ProgramNeeds) -> str:
 
 def _why_none(fits: list[Fit], work: Workload) -> str:
     if not any(work.language in each.host.traits.languages for each in fits):
-        return f"no runtime here takes {'commands' if work.language == COMMAND else repr(work.language[:40])}"
-    return "no runtime here is available, gives every required guarantee and takes this work"
+        return f"no runtime here can run {'commands' if work.language == COMMAND else repr(work.language[:40])}"
+    return "no available runtime can run this with every required guarantee"
 
 
 def _others(fits: list[Fit], chosen: Fit | None) -> tuple[tuple[str, str], ...]:

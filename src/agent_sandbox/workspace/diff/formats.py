@@ -201,7 +201,7 @@ def summed_up(binary: Binary, change: Change) -> str:
     if change.before is None:
         return f"Binary content: {new}"
     if change.after is None:
-        return f"Binary content goes away: {old}"
+        return f"Binary content deleted: {old}"
     return f"Binary contents differ: {old} → {new}, first at byte {binary.first_difference:,}"
 
 

@@ -106,7 +106,7 @@ Step = Put | Remove | Adjust
 
 @dataclass(frozen=True)
 class Refusal:
-    """A change that is never promoted, and why. The others can be, if the caller leaves this one out."""
+    """A change that is never promoted, and the reason. Leave it out to promote the other changes."""
 
     path: str
     why: str
@@ -353,14 +353,14 @@ class _PlanBuilder:
             self.refused.append(Refusal(change.path, why))
             return
         if change.masks_real:
-            self.refused.append(Refusal(change.path, "something is there that was hidden from the sandbox, so it cannot have meant that"))
+            self.refused.append(Refusal(change.path, "a real file that was hidden from the sandbox is there"))
             return
         needs = self.classes.get(change.path)
         if needs and not needs <= self.approved:
             self.held.append(HeldChange(change.path, needs - self.approved))
             return
         if change.path not in self.expected and not (self._within and path.startswith(self._within)):
-            self.refused.append(Refusal(change.path, "nobody has looked at what is there now"))
+            self.refused.append(Refusal(change.path, "the real file was not examined"))
             return
         if change.after is None:
             self._remove(change, path)
