@@ -54,7 +54,7 @@ class Host:
 
     home: str  # as the shell has it; `/` for a user without one
     state: str  # sandboxes, layers and the ledger
-    cache: str  # what can be made again
+    cache: str  # files that can be made again
     keys: str  # key and anchor of the ledger: in another directory, so that write access to one is not access to both
     config: str  # the user's own settings
     background: bool = True  # whether a process may be left behind that works on when the caller has its answer

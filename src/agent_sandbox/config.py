@@ -27,7 +27,7 @@ from agent_sandbox.policy.secrets import Mask, default_masks, reveal
 
 PathLike = str | bytes | os.PathLike[str]
 
-# Field, what `Limits` calls it, and what one of it is there.
+# Setting, its field in `Limits`, and the factor between their units.
 _LIMITS = (
     ("timeout_seconds", "wall_seconds", 1),
     ("max_cpu_seconds", "cpu_seconds", 1),
@@ -154,7 +154,7 @@ class SandboxConfig:
                 raise PolicyError(f"preload holds {name!r}, which is not a module name", hint='write preload=["numpy"]')
         object.__setattr__(self, "env_vars", environment(self.env_vars))
         object.__setattr__(self, "tools", named(self.tools) if self.tools != () else {})
-        _ = self.cwd, self.policy()  # both raise for what cannot be
+        _ = self.cwd, self.policy()  # both raise for invalid settings
 
     @property
     def cwd(self) -> str | None:

@@ -65,7 +65,7 @@ def under(layers: Layers, ceiling: Policy, flagged: Mapping[str, float | None] |
 
     top = effective(ceiling, layers.system, home=here().host.home)
     narrowed = effective(top, layers.below, home=here().host.home)
-    # No option speaks of output: what is kept for a JSON document is ours to bound, and no reason to widen what a file says.
+    # No option sets the output limit. Ours, for JSON documents, must not widen that of a policy file.
     most = {name: getattr((narrowed if name == "output_bytes" else top).policy.limits, name) for name in flagged or ()}
     typed = {name: _within(value, most[name]) for name, value in flagged.items()} if flagged else {}
     limits = replace(narrowed.policy.limits, **typed)  # type: ignore[arg-type]  # as the options were read, which is as Limits wants them

@@ -140,7 +140,7 @@ def encoded(text: str | bytes) -> bytes:
     if not isinstance(text, str):
         return memoryview(text).tobytes()  # unlike bytes(), it does not take a number for a length
     try:
-        return text.encode("utf-8", "surrogateescape")  # what Python once read from bytes becomes those bytes again
+        return text.encode("utf-8", "surrogateescape")  # surrogate escapes become the original bytes again
     except UnicodeEncodeError:
         return text.encode("utf-8", "surrogatepass")
 
@@ -232,7 +232,7 @@ class Sandbox:
             raise PolicyError("an approver or capabilities without approval rules have no effect", hint="add asks=AskRules(…)")
         if audit is None and self.config.enable_audit:
             audit = AuditLog(level=self.config.audit_level)
-        self.audit = audit  # what this sandbox did, in memory
+        self.audit = audit  # the actions of this sandbox, in memory
         self._ledger = self.audit.over(here().ledger()) if self.audit is not None else here().ledger()
         self._session = self._lately = self._session_for(bound.policy, self._early)  # and the last one for a run with settings of its own
         self._expires = None if self.config.lifetime_seconds is None else time.monotonic() + self.config.lifetime_seconds
@@ -388,7 +388,7 @@ class Sandbox:
         try:
             work = Work(what, env, cwd=self.config.cwd, stdin=given, on_start=run.started, seed=recorded.seed)
             recorder = Recorder(work, salt=recorded.salt)
-            outcome = self._session_for(policy, None).run(recorder.work)  # what was recorded was looked at then, if at all
+            outcome = self._session_for(policy, None).run(recorder.work)  # recorded code is not checked again
             second = result.completed(outcome, sandbox_id=self.id, language=what.language, wall="wall")
             status = second.status
         finally:
@@ -398,7 +398,7 @@ class Sandbox:
     def _result(self, work: Work, timeout: float | None, deterministic: bool) -> SandboxResult:
         language = work.what.language if isinstance(work.what, Code) else None
         try:
-            action = action_of(work)  # raises for what no sandbox could run; anything raised later is not the work's doing
+            action = action_of(work)  # raises for work that no sandbox could run; later exceptions have other causes
             if work.tools and language != "python":
                 work = self._without_tools(work)
             if work.tools and work.record:

@@ -23,7 +23,7 @@ from agent_sandbox.policy.elevation import Elevation
 if TYPE_CHECKING:
     from typing import Any
 
-PURPOSE = b"elevations"  # what its key is derived for
+PURPOSE = b"elevations"  # the purpose of the derived key
 LONGEST_SECONDS = 24 * 3600.0
 _LARGEST = 64 << 10
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     T = TypeVar("T")
     Ended = Literal["done", "raised"]
 
-APPROVAL_SECONDS = 300.0  # how long somebody has to answer; no answer is a refusal
+APPROVAL_SECONDS = 300.0  # time to answer a question; no answer is a refusal
 
 
 class EntryWriter(Protocol):

@@ -23,7 +23,7 @@ from agent_sandbox.policy.action import Action
 from agent_sandbox.policy.approval_rules import Word
 from agent_sandbox.policy.tokens import Caveat, ForSandbox, Genuine, Only, Pattern, RefusedToken, Times, Token, Until
 
-PURPOSE = b"capabilities"  # what its key is derived for
+PURPOSE = b"capabilities"  # the purpose of the derived key
 _FACTOR = "second factor"
 _GRANT, _USED, _REVOKED, _RUNNING = "grant", "used.", "revoked.", "running."
 _LONGEST = 64 << 10
@@ -50,7 +50,7 @@ class Mark:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        # A lock of this process alone: unlike flock, what it has forked does not keep it.
+        # A lock of this process alone: unlike with flock, its forks do not hold it.
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         fcntl.lockf(self._file, fcntl.LOCK_EX)
 

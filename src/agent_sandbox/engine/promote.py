@@ -195,10 +195,10 @@ class Wanted:
     """The options of a promotion. `chosen` selects the changes."""
 
     chosen: Callable[[Change], bool] = _all
-    system: bool = False  # also what lies outside the project
+    system: bool = False  # also changes outside the project
     drift: Drifted = "refuse"
-    resolve: Word | Choice | None = None  # what to do about the conflicts of a merge; without it they are refused
-    approved: frozenset[str] = frozenset()  # the protected classes that somebody has agreed to by name
+    resolve: Word | Choice | None = None  # answers the conflicts of a merge; without it they are refused
+    approved: frozenset[str] = frozenset()  # the protected classes that were approved by name
     plan: str = ""  # the digest of the plan that these are the changes of; see `simulation`
 
 
@@ -216,7 +216,7 @@ class PromotionProposal:
     merged: tuple[str, ...] = ()
     conflicts: tuple[Conflict, ...] = ()
     pending: ChangeSet = ChangeSet()  # all that waits in the sandbox
-    settled: tuple[str, ...] = ()  # chosen too, but nothing has to be done: reality is so already, or stays as it is
+    settled: tuple[str, ...] = ()  # chosen too, but without effect: the real file is already the same, or is kept
 
     def plan(self) -> Plan:
         """Return the plan: its steps and the obstacles. Cached, because a proposal does not change."""
@@ -252,7 +252,7 @@ class CarriedOver:
 
     promotion: Promotion
     snapshot: Snapshot | None = None
-    note: str = ""  # what could not be done yet, in words
+    note: str = ""  # steps that could not be done yet, in words
 
 
 @contextmanager
@@ -274,9 +274,7 @@ def proposed(stored: Stored, policy: Policy, wanted: Wanted) -> Iterator[Promoti
         chosen = everything.within(root).chosen(wanted.chosen)
         _refuse_twice(chosen)
         expected = look_at(root, chosen)
-        hidden = {
-            change.path for change in chosen if change.masks_real
-        }  # nobody in the sandbox has seen what is there: it cannot have moved
+        hidden = {change.path for change in chosen if change.masks_real}  # hidden from the sandbox, so there is no base to compare with
         verdicts = judge(chosen, bases, expected)
         moved = {path: each for path, each in verdicts.items() if isinstance(each, MovedOn) and path not in hidden}
         contents = Mixed(stack)

@@ -118,9 +118,9 @@ class Record:
     cwd: str
     salt: str
     environment: Mapping[str, str]  # by name, a digest of the value
-    rules: str  # a digest of what files it was shown
+    rules: str  # a digest of the file rules
     limits: Mapping[str, float | None]
-    inputs: Mapping[str, str]  # what it looked into: "file /path" or "directory /path", with a digest
+    inputs: Mapping[str, str]  # the files and directories it opened: "file /path" or "directory /path", with a digest
     stdout: Tape
     stderr: Tape
     changes: Mapping[str, str]  # by path

@@ -43,7 +43,7 @@ class UnderWay:
     action: str  # its digest
     after: int
     undo: bool
-    leaving: Leaving | None  # None when the layers have nothing to do with it
+    leaving: Leaving | None  # None when the layers are not affected
     layers: object
 
     @classmethod

@@ -180,7 +180,7 @@ def rest(limits: Limits, spent: Usage) -> Limits:
     return replace(limits, **left)
 
 
-_BEGINNINGS = (b"Traceback (most recent call last):", b"ReferenceError: ")  # of what `lack_in` looks for
+_BEGINNINGS = (b"Traceback (most recent call last):", b"ReferenceError: ")  # of the error messages that `lack_in` recognises
 _MOST = 64 << 10  # bytes held back: a traceback is shorter
 
 

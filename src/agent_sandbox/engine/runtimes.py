@@ -99,7 +99,7 @@ class Runtimes:
         if not last.traits.whole:  # one that has all the machine has is tried again each time: there may be no other
             self._absences[last.traits.name] = _Absence(failed[last.traits.name], self._clock() + _TRY_AGAIN_SECONDS)
         if isinstance(error, RuntimeUnavailable) and self._background:
-            last.prepare()  # it was ready, and is not as it was
+            last.prepare()  # it was ready, and has been damaged since
         try:
             return self._chosen(policy, ask(), acting=True, failed=failed)
         except RuntimeUnavailable:

@@ -123,7 +123,7 @@ def _asked(options: ApproveOptions, console: Console) -> Decision | None:
     """Ask the person at the terminal."""
     sys.stdout.flush()
     with suppress(termios.error):
-        termios.tcflush(0, termios.TCIFLUSH)  # what was typed before the question was shown is no answer to it
+        termios.tcflush(0, termios.TCIFLUSH)  # typing before the question was shown is not an answer to it
     yes = _yes(options)
     answers = {"y": yes, "yes": yes, "n": Decision.NO, "no": Decision.NO}
     return answers.get(console.answer("Allow exactly this? [y/n, or Enter to leave it] "))

@@ -201,7 +201,7 @@ def log_verify(options: LogVerifyOptions) -> LogVerifyResult:
         known = evidence(keys, notes, options.public_key) if keys else Evidence(notes=notes, public_key=options.public_key)
         report = examine(path, known)
         if file is None:
-            with suppress(FileNotFoundError):  # made anew, the index of `log` is one of what was examined
+            with suppress(FileNotFoundError):  # `log` then builds its index again, from the examined entries
                 os.unlink(os.path.join(os.path.dirname(path), INDEX))
     except OSError as error:
         raise LedgerUnavailable(f"the ledger {path} cannot be examined: {error.strerror or error}", hint="check who may read it") from error

@@ -181,7 +181,7 @@ def listed(change: Change) -> Row:
 
 _COLUMNS = 120  # where there is no terminal to ask
 _NAMED = 10  # entries that a patch lacks, one by one
-_MOST_ENTRIES = 1_000_000  # of a directory that goes away: git has to be told each
+_MOST_ENTRIES = 1_000_000  # of a deleted directory: a git patch must name each
 
 
 def refuse_on_a_terminal(show: ShowOptions) -> None:

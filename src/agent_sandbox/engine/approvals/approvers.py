@@ -72,7 +72,7 @@ class CapabilityApprover:
     ) -> None:
         """`counts` tells whether a grantor's approval counts; without it everybody's does."""
         self._capabilities = capabilities
-        self._tokens = tokens  # looked at for each question: what is handed over later counts from then on
+        self._tokens = tokens  # read for each question, so that tokens given later count, too
         self._sandbox = sandbox
         self._otherwise = otherwise
         self._counts = counts
@@ -85,7 +85,7 @@ class CapabilityApprover:
             check = self._capabilities.use(token, action, sandbox=self._sandbox, counts=self._counts)
             if isinstance(check, Genuine):
                 name = check.names[0]
-                if name not in self._marks:  # so that who revokes it is told what goes on
+                if name not in self._marks:  # so that `revoke` can name the processes that still use it
                     self._marks[name] = self._capabilities.mark(name)
                 return Granted(f"capability {name}")
             why = check.why

@@ -28,11 +28,11 @@ from agent_sandbox.ledger.keys import make_private, sync_directory, write_once
 from agent_sandbox.policy.approval_rules import ANOTHER_USER, SECOND_FACTOR, Word
 
 MOST_WAITING = 16  # questions at once; a person answers a few, and more are a flood
-MOST_OF_ONE = 8  # of them from one sandbox, so that one that floods leaves room for the others
+MOST_OF_ONE = 8  # questions from one sandbox, so that a flood from one leaves room for others
 RUN_SECONDS = 3600.0  # how long an answer for a whole run holds, unless its giver says otherwise
 _QUESTION, _ANSWER, _TAKEN, _ASKED, _LOCK = "question", "answer", "taken", "asked", "lock"
-_GONE = ".gone"  # what is being cleared away
-_LARGEST = 16 << 20  # bytes of a question with its diff: what takes a list of them seconds to show, and nobody reads
+_GONE = ".gone"  # suffix of directories that are being removed
+_LARGEST = 16 << 20  # bytes of a question with its diff: a longer one takes seconds to list, and no person reads it
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Inbox:
         while self._clock() < question.until:
             if (found := self._valid(os.path.join(self._standing, question.group()), question)) is not None:
                 return Granted(found[0].by, found[1])  # to the same question, earlier in this run
-            # Another one each time it is put: an answer that was taken is none to what is asked again.
+            # A new nonce each time: a consumed answer must not count for the same question asked again.
             question = replace(question, nonce=os.urandom(16).hex())
             waits = self._put(question)
             if isinstance(waits, Refused):
@@ -157,7 +157,7 @@ class Inbox:
                 self._take_back(place, question, "its time was over")
         for directory in (self._waiting, self._standing):
             for name in os.listdir(directory) if os.path.exists(directory) else ():
-                if name.endswith(_GONE):  # who was about to is gone, too
+                if name.endswith(_GONE):  # the process that was removing it has died
                     _remove(os.path.join(directory, name))
         if not os.path.exists(self._waiting):
             return
@@ -173,7 +173,7 @@ class Inbox:
             waiting = [each for place in self._places() if (each := self._open_question(place)) is not None]
             for each in waiting:
                 if each.group() == question.group():
-                    with suppress(FileNotFoundError):  # answered and taken just now: who waits for it finds that out
+                    with suppress(FileNotFoundError):  # just answered, and the answer consumed: the waiting process notices that
                         _append(os.path.join(self._place(each), _ASKED))
                     return each
             own = sum(each.sandbox == question.sandbox for each in waiting)
@@ -232,7 +232,7 @@ class Inbox:
         return None
 
     def _taken(self, place: str, question: Question, answer: Answer, word: Word) -> Granted | Refused | None:
-        if ANOTHER_USER in question.needs:  # who wrote it in another ledger
+        if ANOTHER_USER in question.needs:  # the approver's own ledger is another one
             facts = {
                 "digest": answer.digest,
                 "decision": answer.decision.value,
@@ -242,15 +242,15 @@ class Inbox:
             self._ledger.record(Noted("approval.received", facts, question.sandbox), lasting=True)
         match answer.decision:
             case Decision.NO:
-                return Refused(f"{answer.by} said no")  # to all who wait; it is cleared away when its time is over
+                return Refused(f"{answer.by} said no")  # for every waiting process; it is removed when it expires
             case Decision.FOR_THIS_RUN:
                 make_private(self._standing)
-                with suppress(OSError):  # another who waited was first, and did the same
+                with suppress(OSError):  # another waiting process was first, and did the same
                     os.rename(place, os.path.join(self._standing, question.group()))
                     sync_directory(self._standing)
                 return Granted(answer.by, word)
             case Decision.ONCE:
-                try:  # a mark beside it: while the answer is there nobody can answer again
+                try:  # a mark beside it: as long as the answer exists, there can be no second one
                     os.close(os.open(os.path.join(place, _TAKEN), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
                 except (FileNotFoundError, FileExistsError):
                     return None  # it was good for one, and that was another
@@ -345,16 +345,16 @@ def _question(place: str) -> Question | None:
 
 def _clear(place: str) -> None:
     """Remove a question with all that belongs to it."""
-    # As a whole, and first: file by file, somebody could still answer what was answered, and another take that.
+    # Rename all of it first: removed file by file, the question could be answered again, and that answer be consumed.
     gone = f"{place}.{os.urandom(8).hex()}{_GONE}"
-    with suppress(FileNotFoundError):  # another clears it, too
+    with suppress(FileNotFoundError):  # another process removes it, too
         os.rename(place, gone)
         _remove(gone)
 
 
 def _remove(place: str) -> None:
-    with suppress(OSError):  # another does it, too; or somebody has just put an answer there, and the next one clears that away
-        for name in os.listdir(place):  # also what somebody who was killed has left
+    with suppress(OSError):  # another process removes it, too; or has just put an answer there, which the next sweep removes
+        for name in os.listdir(place):  # also files left by a killed process
             os.unlink(os.path.join(place, name))
         os.rmdir(place)
 

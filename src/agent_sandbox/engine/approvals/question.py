@@ -33,7 +33,7 @@ class Question:
     until: float
     details: str = ""
     nonce: str = ""
-    needs: str = ""  # what a yes requires, in the words of `policy.approval_rules`
+    needs: str = ""  # the conditions on an approval, by their names in `policy.approval_rules`
     asker: int = -1  # the user who asks, by number
 
     def encoded(self) -> bytes:
@@ -113,7 +113,7 @@ def _texts(value: object) -> Iterator[str]:
             yield from _texts(item)
 
 
-PURPOSE = b"approvals"  # what the key is derived for
+PURPOSE = b"approvals"  # the purpose of the derived key
 _TITLE, _FACTOR = "approval 2", "second factor"
 
 

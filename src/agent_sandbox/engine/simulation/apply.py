@@ -30,9 +30,9 @@ class Ready:
     plan: EffectPlan
     kept: SavedPlan
     stored: Stored  # the project's sandbox
-    clone: Stored  # what the simulation left
+    clone: Stored  # the sandbox that the simulation ran in
     proposal: PromotionProposal
-    left_out: tuple[str, ...] = ()  # scratch files outside the project, which nobody wants carried over
+    left_out: tuple[str, ...] = ()  # scratch files outside the project, which are not promoted
 
 
 @contextmanager

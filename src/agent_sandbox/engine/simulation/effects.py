@@ -77,7 +77,7 @@ def with_risks(effects: Iterable[FileEffect], changes: ChangeSet, contents: Cont
         if len(part):
             try:
                 classes |= protected_classes(part, look_at(root, part), contents, root=root)
-            except (OSError, WorkspaceError):  # what is really there cannot be looked at; names tell the most of it
+            except (OSError, WorkspaceError):  # the real files cannot be examined; most classes depend on names alone
                 classes |= classes_of_all(part, root)
     by_path = {change.path: change for change in changes}
     return tuple(

@@ -118,12 +118,12 @@ class EffectPlan:
     network: tuple[NetworkRequest, ...] = ()
     secrets: tuple[SecretUse, ...] = ()
     predicted: tuple[Prediction, ...] = ()
-    read: tuple[Input, ...] = ()  # of the project, as far as somebody watched; see `inputs`
-    words: tuple[str, ...] = ()  # what it comes to, in sentences, each beginning with a word of ours: git, sandbox
+    read: tuple[Input, ...] = ()  # of the project, as far as the run was observed; see `inputs`
+    words: tuple[str, ...] = ()  # a summary in sentences, each after a prefix of ours: git, sandbox
     notes: tuple[str, ...] = ()
     watched: bool = False
     unseen: str = ""  # why not all that it tried was seen
-    unlisted: str = ""  # why its files cannot be told, or cannot be told exactly enough to be carried over
+    unlisted: str = ""  # why its file changes are not known, or not exactly enough to be applied
 
     @property
     def risk(self) -> Risk:

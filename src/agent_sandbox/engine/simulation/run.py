@@ -168,7 +168,7 @@ def plan_of(
     """Return the plan of a run. The caller adds the facts that it reads from the layers."""
     read = effects.understood(work)
     observed = outcome.observed
-    watched = bool(observed)  # the start of the program at least, where somebody watches
+    watched = bool(observed)  # an observed run has at least the start of its program
     end = outcome.exit
     return EffectPlan(
         command=_command(work),

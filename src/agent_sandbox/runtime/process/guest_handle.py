@@ -65,7 +65,7 @@ def request_for(launch: Launch, inner_root: str = "") -> dict[str, Any]:
         "may_exec": launch.processes or native,
         "system": launch.system,
         "python": not native,
-        "readable": launch.writable,  # whether anybody will ask what was written
+        "readable": launch.writable,  # whether the written files will be read back
         "farewell": bool(inner_root),  # our process lives to its end, and reports the end of the program in it
         "observe": launch.observe,
         "scratch": None if launch.writable else [*(inner_root + path for path in SCRATCH), *DEVICES],
@@ -153,7 +153,7 @@ class ProcessGuest:
             self._control.settimeout(READY_SECONDS)
             self._payload.settimeout(READY_SECONDS)
             if self.launch.observe:
-                self._payload.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # it will say who it is
+                self._payload.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # the kernel then attaches the sender's credentials
             wire.send(self._control, {**request_for(self.launch, self._inner_root), "enforced": self._cgroup.enforces})
             self._await_readiness()
         except (EOFError, TimeoutError, ConnectionError) as error:

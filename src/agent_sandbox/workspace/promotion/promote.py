@@ -60,7 +60,7 @@ class Promotion:
     digest: str
     paths: tuple[str, ...]
     undoes: int = 0
-    note: str = ""  # what is left to do, in words
+    note: str = ""  # the steps left to do, in words
 
 
 def promote(
