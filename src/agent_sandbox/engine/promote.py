@@ -388,7 +388,7 @@ def _refuse_moved(proposal: PromotionProposal) -> None:
         paths = tuple(proposal.moved)
         what = repr(paths[0]) if len(paths) == 1 else f"{len(paths):,} files, the first of them {paths[0]!r},"
         raise Drift(
-            f"{what} moved on in reality since the sandbox first touched {'it' if len(paths) == 1 else 'them'}; nothing was changed",
+            f"{what} changed in reality since the sandbox first touched {'it' if len(paths) == 1 else 'them'}; nothing was changed",
             paths=paths,
             hint="--merge brings both together, --force takes the sandbox's side, --only and --skip leave files out",
         )

@@ -108,7 +108,7 @@ def learn(options: PolicyVerbOptions, console: Console) -> PolicyLearnResult:
     commands = tuple(Command(words) for words in options.commands)
     learnt = _learnt(options, commands)
     proposal = learnt.proposal
-    text = as_toml(proposal, heading=("what was seen to be needed by:", *(f"  {_typed(each)}" for each in commands)))
+    text = as_toml(proposal, heading=("needed by these commands:", *(f"  {_typed(each)}" for each in commands)))
     settings = tuple(SettingFacts(line.key, value, because) for line in proposal.lines for value, because in line.parts())
     result = PolicyLearnResult(text, settings, tuple(proposal.left_out), tuple(proposal.remarks), learnt.differs, learnt.tried, learnt.code)
     if not console.shows:
