@@ -82,7 +82,7 @@ class AsyncSandbox:
 
     async def close(self) -> None:
         """As for `Sandbox`."""
-        # In a thread outside the pool, whose threads may all be busy with what is to be ended.
+        # In a thread outside the pool: all threads of the pool may be busy with the runs to be ended.
         await asyncio.to_thread(self._sandbox.close)
         self._threads.shutdown(wait=False)
 

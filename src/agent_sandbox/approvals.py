@@ -70,7 +70,7 @@ class Asking:
         self._capabilities.revoke(token if isinstance(token, Token) else parse(token) or token, by="the application")
 
     def end(self) -> None:
-        """Take back what was allowed for the lifetime of the sandbox."""
+        """Revoke the approvals that were given for the lifetime of the sandbox."""
         while self._made:
             self._made.pop().end()
 

@@ -54,7 +54,7 @@ class Host:
 
     home: str  # as the shell has it; `/` for a user without one
     state: str  # sandboxes, layers and the ledger
-    cache: str  # what can be made again
+    cache: str  # files that can be made again
     keys: str  # key and anchor of the ledger: in another directory, so that write access to one is not access to both
     config: str  # the user's own settings
     background: bool = True  # whether a process may be left behind that works on when the caller has its answer
@@ -84,12 +84,12 @@ class Host:
         )
 
     def unchosen(self) -> Host:
-        """Return the host with our own state and keys, whatever was chosen: a chosen directory may be another user's."""
+        """Return the host with the default state and keys of this user, ignoring chosen directories: those may be another user's."""
         state, data = _xdg("XDG_STATE_HOME", self.home, ".local/state"), _xdg("XDG_DATA_HOME", self.home, ".local/share")
         return Host(self.home, state, self.cache, os.path.join(data, "keys"), self.config, self.background)
 
     def of_user(self, user: str) -> Host:
-        """Return the host of another user, unless its directories were put elsewhere. Raises `PolicyError` for an unknown user."""
+        """Return the host of another user, with that user's default directories. Raises `PolicyError` for an unknown user."""
         import pwd
 
         try:
@@ -177,9 +177,9 @@ class Assembly:
         on_wait: Callable[[Waiting], None] | None = None,
         pause: Callable[[], None] = lambda: time.sleep(0.1),
     ) -> Inbox:
-        """Return the inbox of questions to this user, or `of` another. `policy` says whose answers count.
+        """Return the inbox of questions to this user, or to the user `of`. `policy` says whose answers count.
 
-        Root may come as a visitor; its answers are then in its own ledger. Raises `PolicyError` where nobody has ever asked.
+        Root may answer for another user; its answers are then in root's ledger. Raises `PolicyError` if that user has never had a question.
         """
         from agent_sandbox.engine.approvals import question  # most runs ask nobody
         from agent_sandbox.engine.approvals.inbox import Inbox
@@ -244,16 +244,16 @@ class Assembly:
         return grants.Capabilities(os.path.join(self.host.state, CAPABILITIES), seal, self.ledger(), clock=time.time)
 
     def masks_for(self, project: str) -> tuple[Mask, ...]:
-        """Return what is hidden by default in the sandboxes of a project."""
+        """Return the default masks of a project: the paths that its sandboxes hide."""
         host = self.host
         state, keys = os.path.realpath(host.state), os.path.realpath(host.keys)
         return default_masks(homes=host.homes, homes_of_others=host.homes_of_others, projects=(project,), state_dir=state, keys_dir=keys)
 
     def runtimes(self, wish: str, registry: Registry | None = None) -> Runtimes:
-        """Return the runtimes of a registry, and this wish: the name of one, or "auto".
+        """Return the runtimes of a registry. `wish` is the name of one, or "auto".
 
-        Without a registry they are those that all sandboxes of this process share: what one run learns of them, the next one knows. Raises
-        `RuntimeUnavailable` if the wish is for a runtime that only Linux has.
+        Without a registry, all sandboxes of this process share one set, so that a run reuses the findings of earlier ones. Raises
+        `RuntimeUnavailable` if only Linux has the wished runtime.
         """
         if registry is not None:
             from agent_sandbox.engine.runtimes import Runtimes
@@ -266,7 +266,7 @@ class Assembly:
         return _runtimes(wish, self.host.cache, self.host.state, self.host.background)
 
     def only(self, runtime: Runtime) -> Runtimes:
-        """Return this one runtime as the caller's wish."""
+        """Return a choice of this one runtime only."""
         from agent_sandbox.engine.runtimes import only
 
         return only(runtime)
@@ -347,7 +347,7 @@ def _one_wall(cache: str, state: str) -> OneWall:
 
 
 def words_that_count(policy: Policy) -> Callable[[Word], bool] | None:
-    """Return the test whether somebody's word is enough for what a policy asks about; None if everybody's is."""
+    """Return a test for approvals: whether one from this person counts under the policy. None if everybody's counts."""
     asks = policy.asks
     if asks.approvers is None and not asks.needs:
         return None
@@ -356,7 +356,7 @@ def words_that_count(policy: Policy) -> Callable[[Word], bool] | None:
 
 
 def _uids(names: Iterable[str]) -> frozenset[int]:
-    """Return the ids of the users with these names. An unknown name is nobody, whose word never comes."""
+    """Return the ids of the users with these names. Unknown names are left out."""
     import pwd
 
     ids: set[int] = set()

@@ -27,7 +27,7 @@ from agent_sandbox.policy.secrets import Mask, default_masks, reveal
 
 PathLike = str | bytes | os.PathLike[str]
 
-# Field, what `Limits` calls it, and what one of it is there.
+# Setting, its field in `Limits`, and the factor between their units.
 _LIMITS = (
     ("timeout_seconds", "wall_seconds", 1),
     ("max_cpu_seconds", "cpu_seconds", 1),
@@ -53,46 +53,46 @@ class SandboxConfig:
         max_processes: processes and threads together.
         max_open_files: open descriptors of each process.
         max_disk_mb: written to disk, in MiB; the scratch directory /tmp has this size too.
-        max_fuel: instructions executed inside WebAssembly, as the engine counts them: the same work always takes the same. Only there.
+        max_fuel: instructions executed inside WebAssembly, as the engine counts them: the same for the same work. No other runtime counts.
         lifetime_seconds: of the sandbox itself. Past it, running work is ended and no more is accepted, even if nobody closes it.
 
     Permissions:
         allow_file_read: show the files of the machine that `allowed_paths` names; without `allowed_paths`, all of them.
         allow_file_write: let the run change what it is shown. The changes are captured (`SandboxResult.changes`), never real. Without
             `allow_file_read` the allowed directories are there, but empty. The scratch directory /tmp is writable in any case.
-        allow_network: there is no network in this version. Asking for it changes nothing but that Python warns, and each result's notes.
+        allow_network: there is no network in this version. Setting it only causes a warning, and a note in each result.
         allow_subprocess: let the run start processes, and show it the programs of the system. Threads are always possible.
         allow_shell, allowed_commands, denied_commands: which programs, by name and with wildcards ("python*"); without `allowed_commands`
-            all that are there. What is not allowed is not there, and nothing that the run writes or brings along can be executed in its
-            place; a runtime that cannot see to that refuses to start. With `allow_shell`, sh and bash are there in any case.
+            all of them. Other programs are absent, and files that the run writes or brings along cannot be executed. A runtime that cannot
+            enforce this refuses to start. With `allow_shell`, sh and bash are always present.
         allowed_paths: patterns such as "/data", "/data/*", "~/notes/*.md". Without a file permission they have no effect. A path that does
             not exist is no error.
-        denied_paths: patterns of what is not there, whatever else is allowed. The interpreter's own files stay.
+        denied_paths: patterns of paths that are hidden, even if they are also allowed. The interpreter's own files stay.
         allow_hidden: whether names that begin with a dot are shown. Hiding them costs a copy of the allowed directories at every run, is
             refused where that would be large, and is impossible for the whole machine.
         reveal: secrets such as "~/.ssh" to show although they are masked by default.
 
     Code, before it runs:
-        validate_code: look at it, and refuse what reaches for more than is permitted; see `agent_sandbox.policy.code`. An early warning in
-            words: turning it off never opens the wall.
-        blocked_patterns: in place of the default ones, such as "eval(", "os.system" or "subprocess". A default pattern keeps all that it
-            catches and what permits it; any other is a name, a dotted name or `name(`.
+        validate_code: refuse code that uses more than is permitted; see `agent_sandbox.policy.code`. An early warning with a clear
+            message: isolation does not depend on it.
+        blocked_patterns: replace the default patterns, such as "eval(", "os.system" or "subprocess". A pattern that equals a default one
+            matches as that does, and the same permission lifts it. Any other is a name, a dotted name or `name(`.
 
     The rest:
         env_vars: added to a minimal PATH, HOME and LANG. The run has these variables and no others.
-        working_dir: where runs begin; None is the private, empty /tmp. It has to lie in what is shown.
+        working_dir: where runs begin; None is the private, empty /tmp. It must be visible to the run.
         preload: modules that Python runs find already imported, such as ("numpy", "pandas"). They must be installed.
-        tools: functions of yours that Python code may call, in a list, or in a dict by the names they have inside. Data crosses: None,
-            bool, int, float, str, bytes, lists, and dicts with text for keys.
+        tools: functions of yours that Python code may call: a list, or a dict by the names that the code uses. Arguments and results are
+            data: None, bool, int, float, str, bytes, lists, and dicts with text for keys.
         denied_tools: names of tools that are refused.
         enable_audit, audit_level: for the audit log. The ledger does not depend on them: every run is recorded before it starts.
-        deterministic: have every run be the same each time its input is: output, changes and fuel. Time is virtual, randomness comes from
-            `seed`, listings are sorted. Only code inside WebAssembly can be run so.
-        seed: what the randomness of deterministic runs begins with.
+        deterministic: make runs with the same input identical: output, changes and fuel. Time is virtual, randomness comes from
+            `seed`, listings are sorted. Only for code inside WebAssembly.
+        seed: the seed of the random numbers of deterministic runs.
         runtime: "process", the caller's own interpreter and the machine's programs; "wasm" for code inside WebAssembly, which needs the
             extra `wasm` and `agent-sandbox setup`; or "auto" for the cheapest that gives every guarantee and has what the code uses.
-            A run that lacks something after all starts again on the other, once, and `SandboxResult.route` says so. Outside
-            Linux both "wasm" and "auto" are "wasm-one-wall": inside WebAssembly, with nothing of the kernel's behind it and no files shown.
+            A run that turns out to lack something is retried once on the other, and `SandboxResult.route` says so. Outside
+            Linux both "wasm" and "auto" are "wasm-one-wall": inside WebAssembly, without isolation by the kernel and without files.
     """
 
     timeout_seconds: float | None = 30.0
@@ -154,7 +154,7 @@ class SandboxConfig:
                 raise PolicyError(f"preload holds {name!r}, which is not a module name", hint='write preload=["numpy"]')
         object.__setattr__(self, "env_vars", environment(self.env_vars))
         object.__setattr__(self, "tools", named(self.tools) if self.tools != () else {})
-        _ = self.cwd, self.policy()  # both raise for what cannot be
+        _ = self.cwd, self.policy()  # both raise for invalid settings
 
     @property
     def cwd(self) -> str | None:
@@ -262,13 +262,13 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_seed(seed: object) -> None:
-    """Raise `PolicyError` for what cannot be one."""
+    """Raise `PolicyError` if this is not a valid seed."""
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 64:
         raise PolicyError(f"a seed is a whole number from 0 to 2**64 - 1, not {seed!r}", hint="use seed=7")
 
 
 def check_pattern(pattern: object) -> None:
-    """Raise `PolicyError` for what is no pattern of code."""
+    """Raise `PolicyError` if this is not a valid code pattern."""
     if not isinstance(pattern, str | Rule):
         raise PolicyError(f"blocked_patterns holds {pattern!r}, which is no pattern", hint='write blocked_patterns=["eval(", "subprocess"]')
     if isinstance(pattern, str):

@@ -86,10 +86,10 @@ class Unfinished(WorkspaceError):
 
 
 class Drift(SandboxError):
-    """The real tree has changed meanwhile, so it was left, or restored, as it was.
+    """The real tree has changed meanwhile, so nothing was promoted, or it was restored.
 
-    `paths` are those that were not as expected. `kept` is the directory where something of somebody else's was put that could be left
-    neither in the tree nor behind; empty when there was no such thing.
+    `paths` are those that were not as expected. `kept` is a directory with files of another program that could not be put back into the
+    tree; empty if there are none.
     """
 
     def __init__(self, message: str, *, paths: tuple[str, ...] = (), kept: str = "", hint: str = "") -> None:

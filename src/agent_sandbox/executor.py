@@ -63,11 +63,11 @@ class CodeExecutor:
         blocked_patterns: Iterable[str | Rule] | None = None,
         validate: bool = True,
     ) -> None:
-        """Without permissions nothing is allowed but running code.
+        """Without permissions, only running code is allowed.
 
-        `blocked_patterns` are used in place of the default ones; a default pattern keeps all that it catches, any other is a name, a dotted
-        name or `name(`. `validate=False` turns the early warning off, never the wall. Every execution and every refusal is in the ledger,
-        and in `audit` as well. Raises `PolicyError` for what cannot be enforced.
+        `blocked_patterns` replace the default ones. A pattern with the name of a default one matches as that does; any other is a name, a
+        dotted name or `name(`. `validate=False` turns off the early warning, never the isolation. Every execution and every refusal is in
+        the ledger, and in `audit` as well. Raises `PolicyError` for permissions that cannot be enforced.
         """
         self.permissions = permissions if permissions is not None else PermissionSet()
         self.backend = backend or ProcessIsolation()

@@ -21,7 +21,7 @@ from agent_sandbox.sandbox import Sandbox
 class IsolationConfig:
     """Limits and environment of one execution. Fields mean the same as in `SandboxConfig`.
 
-    Without `network_disabled` there is no network either: this version has none, and Python warns of it.
+    `network_disabled=False` has no effect but a warning: this version has no network.
     """
 
     timeout_seconds: float | None = 30.0

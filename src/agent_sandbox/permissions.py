@@ -1,8 +1,8 @@
 """Permissions of each kind, and sets of them, which become one policy.
 
-Nothing is permitted that is not added, and what is denied stays denied whatever else is added. A permission that no part of this version
-can enforce raises `PolicyError` when it is added, or `RuntimeUnavailable` when something is to run under it; the network is the exception:
-it may be asked for, there is none, and `PermissionSet.warnings` says so.
+Only added permissions are given, and a denial overrides every permission. A permission that cannot be enforced raises `PolicyError` when it
+is added, or `RuntimeUnavailable` when code is run under it. The network is the exception: it may be added, has no effect, and
+`PermissionSet.warnings` says so.
 """
 
 from __future__ import annotations

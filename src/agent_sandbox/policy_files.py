@@ -60,12 +60,12 @@ def layers_of(project: str | None, *, system: str | None = None, user: str | Non
 
 
 def under(layers: Layers, ceiling: Policy, flagged: Mapping[str, float | None] | None = None) -> Effective:
-    """Return a policy narrowed by the layers. Limits that a person typed replace those of files, within the system's."""
+    """Return a policy narrowed by the layers. Limits in `flagged`, from the command line, replace those of files, up to the system's."""
     from agent_sandbox.policy.files.layers import effective
 
     top = effective(ceiling, layers.system, home=here().host.home)
     narrowed = effective(top, layers.below, home=here().host.home)
-    # No option speaks of output: what is kept for a JSON document is ours to bound, and no reason to widen what a file says.
+    # No option sets the output limit. Ours, for JSON documents, must not widen that of a policy file.
     most = {name: getattr((narrowed if name == "output_bytes" else top).policy.limits, name) for name in flagged or ()}
     typed = {name: _within(value, most[name]) for name, value in flagged.items()} if flagged else {}
     limits = replace(narrowed.policy.limits, **typed)  # type: ignore[arg-type]  # as the options were read, which is as Limits wants them
@@ -102,7 +102,7 @@ def chosen(names: Sequence[str]) -> tuple[Document, ...]:
 
 
 def early_look(narrowed: Effective, own: EarlyLook | None = None) -> EarlyLook | None:
-    """Return the rules of the early code check: those of the files and one's own; None without any."""
+    """Return the rules of the early code check: those of the policy files, and `own`; None if there are none."""
     if not (narrowed.validate or narrowed.blocked):
         return own
     from agent_sandbox.engine.code_check import IN_A_FILE, EarlyLook

@@ -54,8 +54,8 @@ def replay(
 ) -> Replay:
     """Run a record again. Without a sandbox it is run in one that shows no files, with the limits of the record.
 
-    `env_vars` are values that the record knows only digests of; `code` and `stdin` are for one that was made without them. Raises
-    `RecordError` when the file is no record, when it was made with another engine or other rules, or when something is missing.
+    `env_vars` are values of which the record has only digests; `code` and `stdin` are needed for a record that was made without them.
+    Raises `RecordError` when the file is no record, when it was made with another engine or other rules, or when something is missing.
     """
     record = read(os.fspath(path))
     if sandbox is not None:

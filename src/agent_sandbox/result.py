@@ -52,14 +52,14 @@ class SandboxResult:
     sandbox_id: str
     language: str | None  # its canonical name; None for a command
     exit: Exit | None = None  # with the reason, the limits that were reached, and what was used
-    changes: ChangeSet = NOTHING_CHANGED  # what it would have changed; noted where file writes are allowed
-    route: Route | None = None  # which runtime did it, why, what was passed over, and what a first try elsewhere lacked
-    verdict: Verdict | None = None  # what the policy said; None when the input could not even be judged
+    changes: ChangeSet = NOTHING_CHANGED  # its captured changes; recorded if file writes are allowed
+    route: Route | None = None  # the runtime used, the reason, the ones passed over, and what a first try elsewhere lacked
+    verdict: Verdict | None = None  # the verdict of the policy; None when the input could not even be judged
     limits_hit: tuple[str, ...] = ()  # of "wall", "cpu", "memory", "processes", "output", "disk", "fuel", "lifetime"
-    notes: tuple[str, ...] = ()  # what was weaker or different than might be expected
+    notes: tuple[str, ...] = ()  # remarks on anything weaker or different than might be expected
     value: Any = None  # of the last expression of a turn, as data: see `Session`
-    value_repr: str | None = None  # where that is no data, what `repr` says of it; `value` is None then
-    tool_errors: tuple[Exception, ...] = ()  # what tools raised, the first hundred; the program was told less
+    value_repr: str | None = None  # its `repr` if it is not data; `value` is None then
+    tool_errors: tuple[Exception, ...] = ()  # exceptions of tools, the first hundred; the program learns less
 
     @property
     def stdout(self) -> str:

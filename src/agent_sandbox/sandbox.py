@@ -63,11 +63,11 @@ class RunOptions(TypedDict, total=False):
     stdin: its input, text or bytes; nothing by default.
     env_vars: added to those of the configuration.
     timeout: seconds of wall time, in place of the configuration's.
-    args: what the program finds in its argument list.
+    args: the arguments of the program.
     tools: functions that Python code may call, beside those of the configuration.
     deterministic, seed: in place of the configuration's.
     record: a file to write the record of a deterministic run to, for `replay`.
-    on_output: called with "stdout" or "stderr" and text as it arrives, in the thread that runs the work. What it raises ends the run.
+    on_output: called with "stdout" or "stderr" and text as it arrives, in the thread that runs the work. An exception in it ends the run.
     """
 
     stdin: str | bytes
@@ -140,7 +140,7 @@ def encoded(text: str | bytes) -> bytes:
     if not isinstance(text, str):
         return memoryview(text).tobytes()  # unlike bytes(), it does not take a number for a length
     try:
-        return text.encode("utf-8", "surrogateescape")  # what Python once read from bytes becomes those bytes again
+        return text.encode("utf-8", "surrogateescape")  # surrogate escapes become the original bytes again
     except UnicodeEncodeError:
         return text.encode("utf-8", "surrogatepass")
 
@@ -207,9 +207,10 @@ class Sandbox:
         name: str = "",
         **settings: Any,
     ) -> None:
-        """`settings` are fields of `SandboxConfig`, in place of those in `config`. Raises `PolicyError` for what cannot be enforced.
+        """`settings` are fields of `SandboxConfig` that replace those in `config`. Raises `PolicyError` for settings that cannot be
+        enforced.
 
-        `permissions` replace the fields that permit something, which must then be left alone. `audit` is a log to use instead of a new one.
+        `permissions` replace the permission fields, which must then keep their defaults. `audit` is a log to use instead of a new one.
 
         `asks` lists actions that need approval. The `approver` is a function of the action and the question that returns True for yes;
         without one, people answer with `agent-sandbox approve`. Actions covered by `capabilities` need no approval. An answer for the
@@ -231,7 +232,7 @@ class Sandbox:
             raise PolicyError("an approver or capabilities without approval rules have no effect", hint="add asks=AskRules(…)")
         if audit is None and self.config.enable_audit:
             audit = AuditLog(level=self.config.audit_level)
-        self.audit = audit  # what this sandbox did, in memory
+        self.audit = audit  # the actions of this sandbox, in memory
         self._ledger = self.audit.over(here().ledger()) if self.audit is not None else here().ledger()
         self._session = self._lately = self._session_for(bound.policy, self._early)  # and the last one for a run with settings of its own
         self._expires = None if self.config.lifetime_seconds is None else time.monotonic() + self.config.lifetime_seconds
@@ -387,7 +388,7 @@ class Sandbox:
         try:
             work = Work(what, env, cwd=self.config.cwd, stdin=given, on_start=run.started, seed=recorded.seed)
             recorder = Recorder(work, salt=recorded.salt)
-            outcome = self._session_for(policy, None).run(recorder.work)  # what was recorded was looked at then, if at all
+            outcome = self._session_for(policy, None).run(recorder.work)  # recorded code is not checked again
             second = result.completed(outcome, sandbox_id=self.id, language=what.language, wall="wall")
             status = second.status
         finally:
@@ -397,7 +398,7 @@ class Sandbox:
     def _result(self, work: Work, timeout: float | None, deterministic: bool) -> SandboxResult:
         language = work.what.language if isinstance(work.what, Code) else None
         try:
-            action = action_of(work)  # raises for what no sandbox could run; anything raised later is not the work's doing
+            action = action_of(work)  # raises for work that no sandbox could run; later exceptions have other causes
             if work.tools and language != "python":
                 work = self._without_tools(work)
             if work.tools and work.record:
@@ -463,7 +464,7 @@ class Sandbox:
         return self._expires
 
     def time_for(self, timeout: float | None) -> tuple[float | None, str, float | None]:
-        """Return the wall time of one run or turn, the limit behind it, and what is left of the sandbox's lifetime."""
+        """Return the wall time of one run or turn, the limit it comes from, and the rest of the sandbox's lifetime."""
         own = self._session.policy.limits
         seconds = own.wall_seconds if timeout is None else self.config.limits(timeout_seconds=timeout).wall_seconds
         if self._most_seconds is not None and (seconds is None or seconds > self._most_seconds):

@@ -507,7 +507,7 @@ class FakeRuntime:
         self._absent, self._objects, self._refuses = absent, objects, refuses
 
     def absence(self) -> str:
-        """Return what it was given."""
+        """Return the `absent` reason it was made with."""
         return self._absent
 
     def prepare(self) -> str:
@@ -515,11 +515,11 @@ class FakeRuntime:
         return self._absent
 
     def objection(self, demands: Demands) -> str:
-        """Return what it was given."""
+        """Return the `objects` reason it was made with."""
         return self._objects
 
     def probe(self) -> Support:
-        """Return that it enforces everything, since nothing runs."""
+        """Claim every guarantee: nothing runs."""
         return Support(self.traits.name, self.traits.guarantees, {})
 
     def launch(self, launch: Launch) -> FakeGuest:

@@ -97,9 +97,9 @@ class Workspace:
     ) -> Self:
         """Return the workspace of this directory, exactly as named. Nothing is created before the first run.
 
-        Without a configuration its runs see what `agent-sandbox run` shows, with the same limits, and code is not checked first. The
-        policy files hold here as they do there; `approver` and `capabilities` are, as for a `Sandbox`, for what they ask about.
-        Raises `PolicyError` for a directory that is not there, and for a configuration that allows no writing.
+        Without a configuration, its runs have the view and limits of `agent-sandbox run`, and code is not checked first. The policy files
+        apply, too. `approver` and `capabilities` approve actions as for a `Sandbox`. Raises `PolicyError` for a missing directory, and for
+        a configuration that allows no writing.
         """
         place = find_project(os.fsdecode(project), home=here().host.home, explicit=True)
         policy = config.policy() if config is not None else cloned(masks=here().masks_for(place.path))
@@ -123,7 +123,7 @@ class Workspace:
         """Run Python code (a string), a program with its arguments (a sequence of words), or a bash command line (`shell("…")`).
 
         It begins in the project. Options: `stdin`, `env_vars`, `timeout`, `args`, `on_output`, as for `Sandbox.run`; `cwd`; and
-        `watch_reads` (as root only), which notes what of the project it opens, for `drift` to tell what a decision may rest on.
+        `watch_reads` (as root only), which records the files of the project that it opens, so that `drift` can mark those it has read.
         """
         return self._perform(work_of(work), **options)
 
@@ -199,9 +199,9 @@ class Workspace:
     ) -> CarriedOver:
         """Apply a plan of this project exactly, given as a plan, a digest, or the beginning of one; `undo` reverts it.
 
-        `approve`, `system` and `caches` are as for `promote`; `files_only` says that a plan that reaches
-        beyond files is wanted without that. Raises `PolicyError` for a plan that is not there or not good any more, `Denied` for a
-        protected kind that is not agreed to, `Drift` when reality has moved on; nothing was changed then.
+        `approve`, `system` and `caches` are as for `promote`. With `files_only`, the files of a plan with other effects are changed
+        without these effects. Raises `PolicyError` for a missing or outdated plan, `Denied` for an unapproved protected kind, `Drift` when
+        the real files have changed; nothing was changed then.
         """
         from agent_sandbox.engine.simulation.apply import carry, opened  # few workspaces carry out a plan
         from agent_sandbox.workspace.saved_plans import Plans
@@ -259,7 +259,7 @@ class Workspace:
             return "".join(f"{row.plain}\n" for row in rows)
 
     def drift(self) -> DriftReport:
-        """Return what has changed in the real project since the clone was made, and what of it the sandbox changed, too."""
+        """Return the changes of the real project since the clone, and mark those that the sandbox changed, too."""
         with explained(f"look for what has moved on in {self.project!r}"):
             return self._stored.drift(self.changes(), self._masks)
 
@@ -276,7 +276,7 @@ class Workspace:
         return self._stored.snapshots().snapshots
 
     def forget(self, which: str | int | Snapshot) -> Snapshot:
-        """Remove a snapshot, and free what only it needed."""
+        """Remove a snapshot, and the layers that only it used."""
         return self._stored.forget(self._own(which) if isinstance(which, Snapshot) else which)
 
     def _own(self, snapshot: Snapshot) -> int:

@@ -184,7 +184,7 @@ def test_a_refused_program_can_be_permitted_for_a_time_and_the_return_is_recorde
     code, out, err = answered(shell, "run", "--", "seq", "3", answer=says(shell, "--refuse"))
     assert code == 126 and out == "" and "not elevated" in err
     code, out, err = answered(shell, "run", "--", "seq", "3", answer=says(shell, "--yes"))
-    assert code == 0 and out.split() == ["1", "2", "3"] and "the run ends with that" in err
+    assert code == 0 and out.split() == ["1", "2", "3"] and "the run ends when that expires" in err
     assert shell("run", "--", "seq", "1").returncode == 0, "the next one has it too"
     (standing,) = shell.json("capabilities")["elevations"]
     assert standing["programs"] == ["seq"] and 0 < standing["left"] <= 600
@@ -214,7 +214,7 @@ def test_a_run_ends_with_its_elevation(shell: Shell, project: Path) -> None:
 def test_nothing_is_lifted_that_holds_our_own_keys(shell: Shell, tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "state" / "ledger.jsonl.keys"):
         refused = shell("grant", "--elevate", "--reveal", str(path), "--for", "1m")
-        assert refused.returncode == 2 and "shown in none" in words(refused)
+        assert refused.returncode == 2 and "never shown" in words(refused)
 
 
 @pytest.mark.slow

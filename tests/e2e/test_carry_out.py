@@ -102,7 +102,7 @@ def test_a_plan_is_refused_when_reality_has_moved_on(shell: Shell) -> None:
     digest = plan_of(shell, "echo two >> greeting.txt; echo x > made.txt")
     (shell.cwd / "greeting.txt").write_text("somebody else\n")
     done = shell("carry-out", digest, "--yes")
-    assert done.returncode == 1 and "moved on in reality" in words(done) and not (shell.cwd / "made.txt").exists()
+    assert done.returncode == 1 and "changed in reality since" in words(done) and not (shell.cwd / "made.txt").exists()
     (shell.cwd / "greeting.txt").write_text("hello\n")
     assert shell("carry-out", digest, "--yes").returncode == 0, "the control arm: nothing came of the first try"
 

@@ -79,7 +79,7 @@ def test_yes_does_not_cover_what_is_protected(shell: Shell) -> None:
 def test_reality_that_moved_on_is_refused_and_merged(changed: Shell) -> None:
     (changed.cwd / "keep.txt").write_text("zero\none\ntwo\n")
     refused = changed("promote", "--yes")
-    assert refused.returncode == 1 and "moved on" in words(refused) and "--merge" in words(refused)
+    assert refused.returncode == 1 and "changed in reality since" in words(refused) and "--merge" in words(refused)
     assert "moved on, which you changed" in changed("status").stdout.decode()
     assert changed("promote", "--yes", "--merge").returncode == 0
     assert (changed.cwd / "keep.txt").read_text() == "zero\none\ntwo\nthree\n"
@@ -149,7 +149,7 @@ def test_a_secret_that_was_hidden_is_not_replaced_and_that_is_said_once(shell: S
     for more in ((), ("--force",), ("--merge", "--resolve", "ours")):
         refused = shell("promote", "--yes", "--approve", "environment", *more)
         assert refused.returncode == 2 and words(refused).count("hidden from the sandbox") == 2, words(refused)
-        assert "1 can never be promoted" in words(refused) and "moved on" not in words(refused)
+        assert "1 can never be promoted" in words(refused) and "changed in reality since" not in words(refused)
     assert shell("promote", "--yes", "--skip", ".env").returncode == 0
     assert (shell.cwd / ".env").read_text() == "KEY=real\n" and (shell.cwd / "x").exists()
 

@@ -85,7 +85,7 @@ def test_what_waits_in_the_sandbox_is_there_and_stays_as_it_is(shell: Shell) -> 
     done = shell("sim", "cat new.txt; echo more >> new.txt; echo two > d/two; rm kept.txt; ls d")
     assert done.returncode == 0 and done.stderr == b"waiting\none\ntwo\n"
     assert b"+waiting\n+more\n" in done.stdout and b"b/d/two" in done.stdout and b"b/d/one" not in done.stdout
-    assert b"kept.txt is taken back" in done.stdout
+    assert b"kept.txt is undone" in done.stdout
     assert shell("diff").stdout == waiting and tree(shell.cwd) == before
     bare = json.loads(shell("--json", "sim", "--throw-away", "cat new.txt || touch made.txt").stdout)
     assert bare["kept"] and not bare["on_the_sandbox"] and [each["path"] for each in bare["changes"]] == [str(shell.cwd / "made.txt")]

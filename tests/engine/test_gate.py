@@ -209,7 +209,7 @@ def test_details_are_made_only_where_somebody_is_asked() -> None:
 @pytest.mark.parametrize(
     ("approver", "why"),
     [
-        (None, "nobody is there"),
+        (None, "there is no approver"),
         (FakeApprover(Refused("no thanks")), "no thanks"),
         (FakeApprover(OSError("gone")), "OSError"),
         (FakeApprover(Granted("alice"), takes=APPROVAL_SECONDS + 1), "in time"),

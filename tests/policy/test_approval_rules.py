@@ -203,11 +203,11 @@ def test_a_policy_file_asks_and_is_explained() -> None:
     asks = found.policy.asks
     assert asks.opaque and asks.needs == ("another-user",) and asks.approvers == (), "nobody is in both lists"
     said = "\n".join(explain(found))
-    for words in ("git push **", "network", "the tool send", "real files", "protected kinds", "understood", "nobody", "another-user"):
+    for words in ("git push **", "network", "the tool send", "real files", "protected kinds", "analysed", "nobody", "another-user"):
         assert words in said
     assert lint((layer,)) == ()
     assert not any("approvals" in line for line in explain(effective(OPEN, (), home="/home/u")))
-    for lifts, told in ((["limits"], "may lift limits"), ([], "may lift nothing")):
+    for lifts, told in ((["limits"], "may relax limits"), ([], "may relax nothing")):
         lifting = from_mapping({"approvals": {"elevate": lifts}}, origin="d.toml")
         assert told in "\n".join(explain(effective(OPEN, (lifting,), home="/home/u")))
     wrong = {"approvals": {"approvers": ["a:b"]}}

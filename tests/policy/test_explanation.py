@@ -29,7 +29,7 @@ def test_a_locked_policy_is_explained_in_sentences() -> None:
     assert (
         "limits: 30 s, 256 MiB of memory, 64 processes and threads, 1024 open files, 100000 bytes of each output, 256 MiB on disk" in lines
     )
-    assert "network: none" in lines and "code: not looked at before it runs" in lines
+    assert "network: none" in lines and "code: not checked before it runs" in lines
     assert any(line.startswith("requires: ") and "no-network" in line for line in lines)
 
 
@@ -59,7 +59,7 @@ def test_every_part_of_a_policy_has_its_sentence() -> None:
     ]
     assert said(found, "limits") == ["limits: none"]
     assert said(found, "network")[0].startswith("network: none; the network is asked for")
-    assert said(found, "code") == ["code: looked at before it runs for pickle; an early warning, never the wall"]
+    assert said(found, "code") == ["code: checked before it runs for pickle; an early warning; isolation does not depend on it"]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def remarks(table: dict[str, object]) -> list[tuple[str, str]]:
         ({"processes": {"commands": ["bash"]}}, "processes.commands", "'bash' runs what it is given"),
         ({"processes": {"commands": ["python3"]}}, "processes.commands", "'python3' runs what it is given"),
         ({"processes": {"commands": ["gti"]}}, "processes.commands", "'gti' is no tool that is known here"),
-        ({"files": {"read": True}}, "files.read", "is set to what it is without being set"),
+        ({"files": {"read": True}}, "files.read", "is set to its default"),
     ],
 )
 def test_what_is_odd_about_a_file_is_remarked_on(table: dict[str, object], key: str, what: str) -> None:
@@ -128,4 +128,6 @@ def test_layers_that_leave_nothing_are_remarked_on() -> None:
 
 def test_what_code_is_looked_at_for_is_said() -> None:
     both = Effective(locked(), validate=True, blocked=("pickle",))
-    assert said(both, "code") == ["code: looked at before it runs for the default patterns, pickle; an early warning, never the wall"]
+    assert said(both, "code") == [
+        "code: checked before it runs for the default patterns, pickle; an early warning; isolation does not depend on it"
+    ]

@@ -28,7 +28,7 @@ def desk_for(capabilities: tuple[str, ...], policy: Policy, *, sandbox: str, pro
 
 
 def inbox_for(policy: Policy, *, prompt: bool) -> Inbox:
-    """Return the inbox that questions are put into, and a person is told about."""
+    """Return the inbox for questions. It prints each question as it arrives."""
     asking = _AtTheTerminal() if prompt and at_a_terminal() and not policy.asks.needs else _Elsewhere()
     inbox = here().inbox(policy=policy, on_wait=asking.shown, pause=asking.pause)
     asking.inbox = inbox
@@ -46,30 +46,30 @@ def tokens_of(texts: Iterable[str]) -> tuple[Token, ...]:
 
 
 class _Elsewhere:
-    """Tells where to answer, and waits."""
+    """Prints the command that answers a question, and waits for the answer."""
 
     inbox: Inbox
 
     def shown(self, waiting: Waiting) -> None:
-        """Tell about a question that waits now."""
+        """Print that a question is waiting, and the command that answers it."""
         minutes = counted(max(round((waiting.until - time.time()) / 60), 1), "minute")
         why = next((line[10:] for line in waiting.text.split("\n") if line.startswith("because ")), "the policy asks")
         remark(f"{why}; waiting {minutes} for an answer: agent-sandbox approve {waiting.digest[:12]}")
 
     def pause(self) -> None:
-        """Wait between two looks for an answer."""
+        """Sleep until the inbox is to be checked again."""
         time.sleep(_LOOK_SECONDS)
 
 
 class _AtTheTerminal(_Elsewhere):
-    """Asks at this terminal, too. The first answer counts."""
+    """Also asks at this terminal. The first answer counts."""
 
     def __init__(self) -> None:
         self._waiting: Waiting | None = None
         self._typed = b""
 
     def shown(self, waiting: Waiting) -> None:
-        """Show a question. What was typed before is no answer to it."""
+        """Show a question. Discards earlier typing, so that it cannot be taken as the answer."""
         import termios  # only at a terminal
 
         super().shown(waiting)
@@ -79,7 +79,7 @@ class _AtTheTerminal(_Elsewhere):
         say("Allow exactly this? [y once, r for this run, n] ")
 
     def pause(self) -> None:
-        """Wait for a line, or until it is time to look at the inbox again."""
+        """Wait for a typed line, or until the inbox is to be checked again."""
         if not select.select([0], [], [], _LOOK_SECONDS)[0]:
             return
         typed = os.read(0, 4096)

@@ -162,7 +162,8 @@ class EscapedOutput:
         self._streams = {"stdout": (2 if aside else 1, decoder("surrogateescape")), "stderr": (2, decoder("surrogateescape"))}
 
     def pass_on(self, name: str, data: bytes, *, last: bool = False) -> None:
-        """Write it to our own standard output or error, a character in pieces once it is complete. Raises as `write_all` does."""
+        """Write output of the guest to our own standard output or error. A split character is held until complete. Raises as `write_all`
+        does."""
         from agent_sandbox.workspace.escape import visible  # few runs need it
 
         fd, decoder = self._streams[name]
@@ -173,7 +174,7 @@ class EscapedOutput:
         write_all(fd, "\n".join("\t".join(map(visible, line.split("\t"))) for line in lines).encode())
 
     def finish(self) -> None:
-        """Write the rest, incomplete characters too: nothing more comes."""
+        """Write the held bytes of incomplete characters, at the end of the output."""
         for name in self._streams:
             self.pass_on(name, b"", last=True)
 
@@ -236,7 +237,7 @@ _NICE = 10
 
 
 def in_a_child(do: Callable[[], None]) -> None:
-    """Call it in a forked child without our descriptors: a copied lock would stay held, a copied pipe would keep its reader waiting."""
+    """Call a function in a forked child without our descriptors: a copied lock would stay held, a copied pipe would stay open."""
     if os.fork():
         return
     try:

@@ -1,4 +1,4 @@
-"""Resolve what a line is about: the project, its sandbox and the changes in it, the policy, the gate and the session."""
+"""Resolve a command line: its project, the sandbox and the changes in it, the policy, the gate and the session."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def gate_for(policy: Policy, project: Project, sandbox: str, *, capabilities: tu
 
 @dataclass(frozen=True)
 class Opening:
-    """A session, and what it is about. `sandbox` is None for a throw-away sandbox; `lifted` is an elevation, if any."""
+    """A session with its project and sandbox. `sandbox` is None for a throw-away sandbox; `lifted` is an elevation, if any."""
 
     session: Session
     sandbox: ProjectSandbox | None

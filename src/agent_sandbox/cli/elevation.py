@@ -44,17 +44,17 @@ def elevation_of(rules: ElevationOptions) -> Elevation:
         for own in (here().host.state, here().host.keys):
             own = os.path.realpath(own)
             if os.path.commonpath((own, os.path.realpath(path))) in (own, os.path.realpath(path)):
-                raise PolicyError(f"{path!r} holds the sandboxes' own state, and is shown in none", hint="name another path")
+                raise PolicyError(f"{path!r} holds the sandboxes' own state, and is never shown", hint="name another path")
     return Elevation(rules.programs, rules.limits, paths)
 
 
 def begin(policy: Policy, sandbox: str, what: Elevation, *, seconds: float, by: str, word: Word) -> str:
-    """Begin an elevation and return its name. Raises `PolicyError` if the policy files do not let this person."""
+    """Begin an elevation and return its name. Raises `PolicyError` if the policy files do not allow it to this person."""
     if (counts := words_that_count(policy)) is not None and not counts(word):
         raise PolicyError("you may not relax a rule here", hint="see approvals of: agent-sandbox policy explain; or --code")
     if barred := [sort for sort in what.sorts() if policy.asks.elevate is not None and sort not in policy.asks.elevate]:
         raise PolicyError(
-            f"the policy lets nobody relax {', '.join(barred)}", hint="see approvals.elevate of: agent-sandbox policy explain"
+            f"the policy does not allow relaxing {', '.join(barred)}", hint="see approvals.elevate of: agent-sandbox policy explain"
         )
     raised = elevated(policy, what, _ceiling())
     for name in what.programs:
@@ -65,9 +65,9 @@ def begin(policy: Policy, sandbox: str, what: Elevation, *, seconds: float, by: 
 
 
 def offer_elevation(options: CommandOptions, refusal: Deny) -> bool:
-    """Ask whether a refused program may be started for a time, where the policy lets a person say so. Returns whether it may now.
+    """Ask the user to allow a refused program for a time, if the policy permits that. Returns whether it is allowed now.
 
-    Nobody is asked about a program that the system's policy file would still refuse.
+    Does not ask about a program that the system's policy file would still refuse.
     """
     project = project_of(options.project)
     policy, sandbox, what = policy_of(options.policy, project), sandbox_id(project.path), Elevation(programs=(refusal.program,))
@@ -105,7 +105,7 @@ def _ceiling() -> Policy:
 def lifted(policy: Policy, sandbox: str) -> Lifted | None:
     """Return the policy with the elevations of a sandbox, up to the system's policy file; None if there are none.
 
-    Who began each is checked again: it may have been under another policy.
+    Elevations begun by a person whose approval does not count under this policy are ignored.
     """
     counts = words_that_count(policy)
     standing = [each for each in here().elevations().standing() if each.sandbox == sandbox and (counts is None or counts(each.word))]
@@ -122,4 +122,4 @@ def lifted(policy: Policy, sandbox: str) -> Lifted | None:
 
     what = "; ".join(each.what.describe() for each in standing)
     shortest = min(each.left for each in standing)
-    return Lifted(policy, f"elevated: {what}; the run ends with that, in at most {shortest:.0f} s", left)
+    return Lifted(policy, f"elevated: {what}; the run ends when that expires, in at most {shortest:.0f} s", left)

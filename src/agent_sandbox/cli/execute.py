@@ -57,7 +57,7 @@ class PassedOver:
 
 @dataclass(frozen=True)
 class RouteFacts:
-    """Why the runtime was chosen. `fell_forward` is what a first try elsewhere lacked."""
+    """The reason for the chosen runtime. `fell_forward` names the feature that was missing in the runtime tried first."""
 
     why: str
     passed_over: tuple[PassedOver, ...]
@@ -67,7 +67,7 @@ class RouteFacts:
 
 @dataclass(frozen=True)
 class ObservedFacts:
-    """Something that a run tried."""
+    """An observed attempt of a run: a file, program or connection."""
 
     kind: str
     target: PathName
@@ -78,7 +78,7 @@ class ObservedFacts:
 
 @dataclass(frozen=True)
 class ChangeCounts:
-    """How many changes are in the sandbox after a run. `kept` is false for a throw-away sandbox."""
+    """The number of changes in the sandbox after a run. `kept` is false for a throw-away sandbox."""
 
     total: int
     in_project: int
@@ -93,7 +93,7 @@ class ChangeCounts:
 class RunResult(VerbResult):
     """A run: how it ended, its output and its changes.
 
-    `stdout` and `stderr` are empty if they were passed on, and `changes` is null if nobody would read it.
+    `stdout` and `stderr` are empty if they were passed on. `changes` is null if changes were not asked for.
     """
 
     kind = "run"
@@ -141,7 +141,7 @@ class RunResult(VerbResult):
 
 @dataclass(frozen=True)
 class ExplainResult(VerbResult):
-    """Where a command would run and what it would see: a line for each step."""
+    """The runtime and the view that a command would have: a line for each step."""
 
     kind = "explain"
 

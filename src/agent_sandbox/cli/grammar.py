@@ -59,7 +59,7 @@ _OPTIONS = (
     Option("--no-wait", help="fail at once while another run uses the sandbox"),
     Option("--runtime", "NAME", "isolation: process, wasm (code inside WebAssembly) or auto (the cheapest that is enough)"),
     Option("--language", "NAME", "python, javascript, ruby or bash, instead of guessing", short=("-l",)),
-    Option("--all", help="everything: also caches, and changes elsewhere in full"),
+    Option("--all", help="show also caches, and changes elsewhere in full; revoke: everything that is granted"),
     Option("--stat", help="show only the number of changed lines of each file"),
     Option("--side-by-side", help="show two columns, as wide as the terminal", short=("-s",)),
     Option("--patch", help="print a patch of the project for `git apply`"),
@@ -102,7 +102,7 @@ _OPTIONS = (
     Option("--files-only", help="carry out only the file changes of a plan that also asked for the network"),
     Option("--add", help="print the project's policy file, widened by what was learnt"),
     Option("--diff", help="keep nothing; show what it would change (the same as diff COMMAND)"),
-    Option("--allow", "PROGRAMS", "start only these programs: git,curl,python*"),
+    Option("--allow", "PROGRAMS", "start only these programs: git,curl,python*; grant: also these"),
     Option("--deny-command", "PROGRAMS", "never start these programs"),
     Option("--policy", "NAME|FILE", "apply this policy too: high, medium, low, another preset, or a file"),
     Option("--network", later="the egress"),
@@ -193,7 +193,7 @@ output, and diff exits as the command does.""",
         details="""  agent-sandbox sim "make clean"
   agent-sandbox --simulate run "git commit -m 'fix: bug'"
 
-It prints an effect plan: changed files, started programs, network requests, secrets that it comes near, how it ends, and
+It prints an effect plan: changed files, started programs, network requests, secrets that it tried to read or was given, how it ends, and
 the risk of each. The clone has the changes in the project's sandbox (not with --throw-away). Neither is changed.
 
 The command's output goes to standard error, the plan to standard output, and sim exits as the command does. The plan is
@@ -201,7 +201,7 @@ kept for an hour, for carry-out to do exactly what it says.""",
     ),
     "carry-out": Verb(
         "carry-out [DIGEST [--yes] [--approve KINDS] [--system] [--caches] [--files-only]]",
-        "do what a plan of sim says, exactly",
+        "carry out a plan of sim, exactly",
         ("--yes", "--approve", "--system", "--caches", "--files-only", "--capability", "--all", "--stat", "--side-by-side", "--no-pager"),
         (0, 1),
         details="""  agent-sandbox carry-out
@@ -340,7 +340,7 @@ with 3 if nothing was answered.""",
 A pattern is words: run, code, call, promote or undo, then what. A word that ends with * covers every word that begins so,
 and ** in last place any number of words. What the policy denies stays denied.
 
-The token is a secret: anybody who has it can use it, in that sandbox, until it expires. It is never shown inside.
+The token is a secret: anybody who has it can use it, in that sandbox, until it expires. Sandboxed programs never see it.
 With --elevate there is no token: for that time the runs of the sandbox may do more than the user's and the project's policy
 files allow, never more than the system's. Such a run ends with the elevation, and that is recorded.""",
     ),

@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(line: list[str]) -> int:
-    """Do what a line says, and print the result: as one document with --json, else as text."""
+    """Execute a command line and print the result: as one document with --json, else as text."""
     console = Console(shows="--json" not in line)
     try:
         request = parse(line)

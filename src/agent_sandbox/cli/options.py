@@ -152,7 +152,7 @@ class CommandOptions:
 
     @property
     def terminal(self) -> bool:
-        """Whether its program may have a terminal: inside WebAssembly none has."""
+        """Whether the program may have a terminal. WebAssembly offers none."""
         return not (self.policy.deterministic or self._has_fuel or self.runtime == "wasm")
 
     @property
@@ -278,7 +278,7 @@ class CarryOutOptions:
 
 @dataclass(frozen=True)
 class PolicyVerbOptions:
-    """Options of `policy`: what is asked, about which command, and for `learn` how its commands run."""
+    """Options of `policy`: the subcommand, the commands it is about, and for `learn` how these run."""
 
     question: PolicyQuestion
     commands: tuple[tuple[str, ...], ...] = ()
@@ -535,7 +535,10 @@ def _moment(option: str, text: str | None) -> float | None:
     days = text.removesuffix("d")
     if days != text and days.isascii() and days.isdigit():
         return time.time() - int(days) * 86400
-    ago = read_seconds(option, text)
+    try:
+        ago = read_seconds(option, text)
+    except PolicyError:
+        raise PolicyError(f"{option} takes a date or how long ago, not {text!r}", hint=f"write {option} 2h") from None
     return None if ago is None else time.time() - ago
 
 

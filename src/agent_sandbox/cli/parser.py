@@ -19,7 +19,7 @@ class UsageError(SandboxError):
 
 @dataclass(frozen=True)
 class Request:
-    """A parsed line. `words` are the rest of the line without verb and options. `cli.options` reads it, once per verb."""
+    """A parsed command line. `words` are its arguments without verb and options. `cli.options` reads the options of each verb from it."""
 
     verb: str
     words: tuple[str, ...] = ()

@@ -38,11 +38,11 @@ _ENDED_FROM_OUTSIDE = frozenset(
 
 
 class Attachment:
-    """Something that accompanies a run. Every moment does nothing unless a subclass defines it.
+    """A companion of a run. Every method does nothing unless a subclass overrides it.
 
-    One launch is `before`, `started`, `ended`, `release`. A launch that fails is `before` and `release`. A run may take several launches,
-    one after the other, of which the last counts: on a new plan, or in another runtime. A session of turns is one launch with `ended` after
-    each turn. What an attachment raises ends the run.
+    A launch calls `before`, `started`, `ended`, `release`; one that fails, only `before` and `release`. A run may take several launches, on
+    a new plan or in another runtime; the last one counts. A session of turns is one launch with `ended` after each turn. An exception of an
+    attachment ends the run.
     """
 
     def before(self, launch: Launch) -> Launch:
@@ -80,7 +80,7 @@ class Attachments(Attachment):
             each.started(guest)
 
     def ended(self, guest: Guest, completed: Completed, outcome: Outcome) -> Outcome:
-        """Let each add to the outcome."""
+        """Return the outcome with the additions of each attachment."""
         for each in reversed(self._attachments):
             outcome = each.ended(guest, completed, outcome)
         return outcome
@@ -94,7 +94,7 @@ class Attachments(Attachment):
 
 
 def attachments_of(work: Work, gate: Gate, *, turns: bool = False) -> tuple[Attachment, ...]:
-    """Return the attachments that a piece of work asks for, and then its own. `turns` says that it goes on for several."""
+    """Return the attachments that the options of the work require, then those it brings. `turns` is true for a session of several turns."""
     needed: list[Attachment] = []
     if Guarantee.DETERMINISTIC in gate.policy.requires:
         needed.append(FixedSeed(work.seed))
@@ -131,13 +131,13 @@ class FixedSeed(Attachment):
 
 
 class TimeLeft(Attachment):
-    """The end of what permits a run, such as an elevation: the run may take no longer. `left` returns the seconds until then."""
+    """Ends a run when its permission ends, such as an elevation. `left` returns the seconds until then."""
 
     def __init__(self, left: Callable[[], float]) -> None:
         self._left = left
 
     def before(self, launch: Launch) -> Launch:
-        """Limit the wall time. Looked up now, when all waiting is over. Raises `SandboxError` when no time is left."""
+        """Limit the wall time to the time left now, after all waiting. Raises `SandboxError` when no time is left."""
         if (left := self._left()) <= 0:
             raise SandboxError("the elevation expired before the run could start", hint="ask again for what it needs")
         limits = launch.limits
@@ -152,7 +152,7 @@ class ReadTracking(Attachment):
         self._reading: ReadTracker | None = None
 
     def before(self, launch: Launch) -> Launch:
-        """Have the files watched from before the program starts. Raises `PolicyError` for a throw-away run."""
+        """Return the launch with file watching, which starts before the program. Raises `PolicyError` for a throw-away run."""
         from agent_sandbox.workspace.read_tracking import ReadTracker  # and with it threads: few runs are tracked
 
         self._reading = ReadTracker(self._state, self._run)

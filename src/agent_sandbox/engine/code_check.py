@@ -55,7 +55,7 @@ IN_A_FILE = Words(
 
 @dataclass(frozen=True)
 class EarlyLook:
-    """The rules of the check: in place of the default ones, if given, and more that no permission lifts."""
+    """The rules of the early check. `rules` replace the default ones if given; `more` are further ones that no permission lifts."""
 
     rules: tuple[Rule | str, ...] | None = None
     more: tuple[str, ...] = ()
@@ -87,7 +87,7 @@ class EarlyLook:
     def _reason(self, validation: Validation) -> Reason:
         told = "; ".join(f"line {issue.line}: {issue.pattern} {issue.reason}" for issue in validation.issues[:MOST_TOLD])
         rest = len(validation.issues) - MOST_TOLD
-        why = f"the code uses what is not permitted: {told}{f'; and {rest} more' if rest > 0 else ''}"
+        why = f"the code uses something that is not permitted: {told}{f'; and {rest} more' if rest > 0 else ''}"
         return Reason("code", why, f"change the code, or permit it: {'; '.join(self._lifting(validation))}; or {self.words.all_of_it}")
 
     def _lifting(self, validation: Validation) -> list[str]:

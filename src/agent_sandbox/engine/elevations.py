@@ -23,7 +23,7 @@ from agent_sandbox.policy.elevation import Elevation
 if TYPE_CHECKING:
     from typing import Any
 
-PURPOSE = b"elevations"  # what its key is derived for
+PURPOSE = b"elevations"  # the purpose of the derived key
 LONGEST_SECONDS = 24 * 3600.0
 _LARGEST = 64 << 10
 
@@ -63,9 +63,10 @@ class Elevations:
         self._boot = boot
 
     def begin(self, sandbox: str, what: Elevation, *, seconds: float, by: str, word: Word) -> str:
-        """Begin an elevation on somebody's word, and return its name. It is recorded before it holds.
+        """Begin an elevation that this person asked for, and return its name. It is recorded before it takes effect.
 
-        Raises `PolicyError` for nothing or for ever, `LedgerUnavailable` when it cannot be recorded, OSError when it cannot be kept.
+        Raises `PolicyError` if it relaxes no rule or lasts too long, `LedgerUnavailable` when it cannot be recorded, OSError when it cannot
+        be stored.
         """
         if not what.sorts():
             raise PolicyError("an elevation needs something to relax", hint="agent-sandbox grant --elevate --allow curl --for 10m")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     T = TypeVar("T")
     Ended = Literal["done", "raised"]
 
-APPROVAL_SECONDS = 300.0  # how long somebody has to answer; no answer is a refusal
+APPROVAL_SECONDS = 300.0  # time to answer a question; no answer is a refusal
 
 
 class EntryWriter(Protocol):
@@ -40,7 +40,7 @@ class EntryWriter(Protocol):
 
 @dataclass(frozen=True)
 class Granted:
-    """An approval. `word` is that of the person, if it is known."""
+    """An approval. `word` identifies the person who gave it, if known."""
 
     by: str
     word: Word = field(default=Word(-1), compare=False)
@@ -61,7 +61,7 @@ class Approver(Protocol):
         ...
 
     def end(self) -> None:
-        """Take back approvals that hold for all questions: there will be no more."""
+        """Revoke the approvals given for the whole run: it is over."""
         ...
 
 
@@ -106,14 +106,14 @@ class Gate:
         `describe` returns the facts of the result for the ledger. `details` returns text for an approver, such as the source or the diff.
 
         Raises `Denied` for a refusal; `LedgerUnavailable` or `LedgerBroken` when nothing can be recorded, and then the deed is not called;
-        whatever the deed raises; and `LedgerUnavailable`, saying so, when the deed was done but its outcome could not be recorded.
+        any exception of the deed; and `LedgerUnavailable`, saying so, when the deed was done but its outcome could not be recorded.
         """
         verdict = self._settled(action, decide(self.policy, self._grants, action, now=self._clock()), details)
         facts, rule = canonical.plain(action), verdict.because.rule
         digest = canonical.digest_of_plain(facts)  # the action's own, which is looked at twice but spelt once
         if not isinstance(verdict, Allow):
             self._refuse(facts, digest, verdict)
-        # What changes the real tree, or what somebody agreed to, is on record even if the power fails in the next moment.
+        # Changes of the real tree, and approved actions, are on disk before they are done: a power failure must not lose the record.
         approved = rule == "approval"
         lasting = isinstance(action, Promote | Undo) or approved
         rule = verdict.because.why if approved else rule  # by whom, or by which capability
@@ -136,7 +136,7 @@ class Gate:
         raise Denied(f"denied: {verdict.because.why}", verdict=verdict, hint=verdict.because.remedy)
 
     def end(self) -> None:
-        """Take back approvals that hold until now. The same actions need approval again."""
+        """Revoke all approvals given so far. The same actions need approval again."""
         if self._approver is not None:
             self._approver.end()
 
@@ -167,7 +167,7 @@ class Gate:
             return Deny(Reason("approval", f"{asked.why} ({asked.rule}), {why}", asked.remedy), verdict.suggest)
 
         if self._approver is None:
-            return refused("and nobody is there to approve it")
+            return refused("and there is no approver")
         deadline = self._clock() + self._patience
         try:
             answer = self._approver.ask(action, replace(verdict, details=details()), deadline)

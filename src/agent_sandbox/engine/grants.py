@@ -23,7 +23,7 @@ from agent_sandbox.policy.action import Action
 from agent_sandbox.policy.approval_rules import Word
 from agent_sandbox.policy.tokens import Caveat, ForSandbox, Genuine, Only, Pattern, RefusedToken, Times, Token, Until
 
-PURPOSE = b"capabilities"  # what its key is derived for
+PURPOSE = b"capabilities"  # the purpose of the derived key
 _FACTOR = "second factor"
 _GRANT, _USED, _REVOKED, _RUNNING = "grant", "used.", "revoked.", "running."
 _LONGEST = 64 << 10
@@ -50,7 +50,7 @@ class Mark:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        # A lock of this process alone: unlike flock, what it has forked does not keep it.
+        # A lock of this process alone: unlike with flock, its forks do not hold it.
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         fcntl.lockf(self._file, fcntl.LOCK_EX)
 
@@ -84,7 +84,8 @@ class Capabilities:
 
         `factor` says that the grantor has given a second factor.
 
-        Raises `PolicyError` for what cannot be granted, `LedgerUnavailable` when it cannot be recorded, OSError when it cannot be kept.
+        Raises `PolicyError` for invalid patterns or times, `LedgerUnavailable` when it cannot be recorded, OSError when it cannot be
+        stored.
         """
         now = self._clock()
         until = now + seconds
@@ -110,7 +111,7 @@ class Capabilities:
     def use(self, token: Token, action: Action, *, sandbox: str, counts: Callable[[Word], bool] | None = None) -> Genuine | RefusedToken:
         """Return whether the token allows this action, and count the use. Raises OSError when it cannot be counted.
 
-        `counts` tells whether somebody's word is enough: of a grant as of any other yes. Without it everybody's is.
+        `counts` tells whether the grantor's approval counts under the policy. Without it everybody's does.
         """
         check = core.check(self._key, token, action, sandbox=sandbox, now=self._clock())
         if isinstance(check, RefusedToken):
@@ -127,13 +128,13 @@ class Capabilities:
     def revoke(self, token_or_name: Token | str, *, by: str) -> None:
         """Revoke a token and all derived from it. The revocation is recorded first.
 
-        By name, the whole of what was granted; by token, only that one and what it was narrowed to since. Raises `PolicyError` when
-        there is no such capability, and as `grant` does.
+        A name revokes the whole grant; a token, only itself and the tokens derived from it. Raises `PolicyError` when there is no such
+        capability, and as `grant` does.
         """
         names = self._names(token_or_name) if isinstance(token_or_name, Token) else (token_or_name,)
         place = os.path.join(self._directory, names[0])
         if not _is_name(names[0]) or not os.path.exists(os.path.join(place, _GRANT)):
-            raise PolicyError(f"there is no capability {names[0][:64]!r}", hint="the list of capabilities has their names")
+            raise PolicyError(f"there is no capability {names[0][:64]!r}", hint="see: agent-sandbox capabilities")
         self._ledger.record(Noted("capability.revoked", {"name": names[-1], "of": names[0], "by": by}), lasting=True)
         write_once(os.path.join(place, _REVOKED + names[-1]), b"")
         sync_directory(place)
@@ -166,7 +167,7 @@ class Capabilities:
     def _names(self, token: Token) -> tuple[str, ...]:
         check = core.genuine(self._key, token)
         if isinstance(check, RefusedToken):
-            raise PolicyError(check.why, hint="the list of capabilities has their names")
+            raise PolicyError(check.why, hint="see: agent-sandbox capabilities")
         return check.names
 
     def _counted(self, place: str, counts: tuple[tuple[str, int], ...]) -> bool:

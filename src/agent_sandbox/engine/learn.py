@@ -60,7 +60,7 @@ def propose(runs: Sequence[ObservedRun], policy: Policy, *, project: str, home: 
 def difference(first: Outcome, again: Outcome) -> str:
     """Return how two runs of the same work differ; empty if they do not. Contents are not compared: they may hold the time.
 
-    Both were observed: what was there for the first and is refused to the second counts, even if it ends the same way without.
+    Both were observed. A file that the first run had and the second was refused is a difference, even if both ended the same way.
     """
     if (first.exit.code, first.exit.reason) != (again.exit.code, again.exit.reason):
         return f"it ended with {_end(again)} instead of {_end(first)}"
@@ -116,7 +116,7 @@ def _named_files(work: Work, home: str) -> list[Observed]:
 def _behind_links(observed: Iterable[Observed], changed: Collection[str]) -> dict[str, tuple[str, list[Observed]]]:
     """Map names that lead through a link to the real name and the attempts on it. Removing a link does not follow it.
 
-    Names below /proc and /dev are left alone: /proc/self there is not ours.
+    Names below /proc and /dev are left alone: the guest's /proc/self is another than ours.
     """
     targets: dict[str, tuple[str, list[Observed]]] = {}
     for each in observed:

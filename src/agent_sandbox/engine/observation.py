@@ -33,15 +33,15 @@ class Observation(Attachment):
     """The attempts of a run, judged by its policy."""
 
     def __init__(self, gate: Gate, *, log: bool) -> None:
-        """With `log` the ledger has it too, before the outcome of the run."""
+        """With `log` the observations are also recorded in the ledger, before the outcome of the run."""
         self._gate, self._log = gate, log
 
     def before(self, launch: Launch) -> Launch:
-        """Have the guest observed."""
+        """Return the launch with observation turned on."""
         return replace(launch, observe=True)
 
     def ended(self, guest: Guest, completed: Completed, outcome: Outcome) -> Outcome:
-        """Judge what was seen of the run, or of one turn, and record it."""
+        """Judge the observed attempts of the run, or of one turn, and record them."""
         observed = judged(completed.observed, self._gate.policy, guest.launch)
         if self._log:
             for what, facts in map(noted, observed):
@@ -52,7 +52,7 @@ class Observation(Attachment):
 def judged(seen: Iterable[tuple[SeenAttempt, int]], policy: Policy, launch: Launch) -> tuple[Observed, ...]:
     """Judge the observed attempts of a launch, in order of first appearance.
 
-    A program that was looked for along a search path and is not there is left out, unless it is on the machine and the rules keep it out.
+    Failed look-ups along a search path are left out, unless the program exists on the machine and the rules hide it.
     """
     judge = _Judge(policy, launch)
     counts: dict[tuple[str, str, str, bool], int] = {}

@@ -71,7 +71,7 @@ class LaunchPlanner:
         self._recent.clear()
 
     def launch(self, work: Work, runtime: Traits, layers: Layers, limits: Limits) -> Launch:
-        """Return the launch of a piece of work. Raises `RuntimeUnavailable` when it cannot run there, and what planning a view raises."""
+        """Return the launch of a piece of work. Raises `RuntimeUnavailable` if this runtime cannot run it, and as planning a view does."""
         program, executables, plan = self._plan(work, runtime, layers)
         policy = self._policy
         return Launch(

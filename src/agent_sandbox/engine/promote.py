@@ -195,11 +195,11 @@ class Wanted:
     """The options of a promotion. `chosen` selects the changes."""
 
     chosen: Callable[[Change], bool] = _all
-    system: bool = False  # also what lies outside the project
+    system: bool = False  # also changes outside the project
     drift: Drifted = "refuse"
-    resolve: Word | Choice | None = None  # what to do about the conflicts of a merge; without it they are refused
-    approved: frozenset[str] = frozenset()  # the protected classes that somebody has agreed to by name
-    caches: bool = False  # also what lies in caches, which are made again where they are missing
+    resolve: Word | Choice | None = None  # answers the conflicts of a merge; without it they are refused
+    approved: frozenset[str] = frozenset()  # the protected classes that were approved by name
+    caches: bool = False  # also changes in caches
     plan: str = ""  # the digest of the plan that these are the changes of; see `simulation`
 
 
@@ -217,11 +217,11 @@ class PromotionProposal:
     merged: tuple[str, ...] = ()
     conflicts: tuple[Conflict, ...] = ()
     pending: ChangeSet = ChangeSet()  # all that waits in the sandbox
-    settled: tuple[str, ...] = ()  # chosen too, but nothing has to be done: reality is so already, or stays as it is
-    caches: tuple[str, ...] = ()  # below the root, and left behind because caches were not asked for
+    settled: tuple[str, ...] = ()  # chosen too, but without effect: the real file is already the same, or is kept
+    caches: tuple[str, ...] = ()  # left behind below the root, unless caches are wanted
 
     def plan(self) -> Plan:
-        """Return the steps, and what stands in their way. Planned once: a proposal does not change."""
+        """Return the plan: its steps and the obstacles. Cached, because a proposal does not change."""
         return self._plan
 
     @cached_property
@@ -254,7 +254,7 @@ class CarriedOver:
 
     promotion: Promotion
     snapshot: Snapshot | None = None
-    note: str = ""  # what could not be done yet, in words
+    note: str = ""  # steps that could not be done yet, in words
 
 
 @contextmanager
@@ -280,9 +280,7 @@ def proposed(stored: Stored, policy: Policy, wanted: Wanted) -> Iterator[Promoti
         chosen = inside.chosen(lambda change: change.path not in noise and wanted.chosen(change))
         _refuse_twice(chosen)
         expected = look_at(root, chosen)
-        hidden = {
-            change.path for change in chosen if change.masks_real
-        }  # nobody in the sandbox has seen what is there: it cannot have moved
+        hidden = {change.path for change in chosen if change.masks_real}  # hidden from the sandbox, so there is no base to compare with
         verdicts = judge(chosen, bases, expected)
         moved = {path: each for path, each in verdicts.items() if isinstance(each, MovedOn) and path not in hidden}
         contents = Mixed(stack)
@@ -311,11 +309,11 @@ def _refuse_twice(changes: ChangeSet) -> None:
 
 
 def carry_out(proposal: PromotionProposal, stored: Stored, gate: Gate, *, details: Callable[[], str] = str) -> CarriedOver:
-    """Do what was proposed, in the block of `proposed`. `details` returns the diff, for an approver.
+    """Carry out the proposal, inside the block of `proposed`. `details` returns the diff, for an approver.
 
-    Raises `Denied`, `Drift`, `Conflicted`, and what `promote` raises; nothing was changed then.
+    Raises `Denied`, `Drift`, `Conflicted`, and as `promote` does; nothing was changed then.
 
-    The changes of a plan are not in the layers of the project's sandbox, so nothing leaves them.
+    Promoted changes are dropped from the sandbox's layers, except those of a plan, which are not in them.
     """
     refuse_impossible(proposal.plan())  # first: no merging or forcing helps there
     _refuse_moved(proposal)
@@ -360,7 +358,7 @@ def _done(
 
 
 def _leaving(proposal: PromotionProposal) -> Leaving:
-    """Return what can leave the layers: not a directory that holds something which was not promoted."""
+    """Return the promoted paths to drop from the layers, and apart from them the directories that still hold other changes."""
     carried = {change.path for change in proposal.changes}.union(proposal.settled)
     staying: set[str] = set()
     for change in proposal.pending:
@@ -374,7 +372,7 @@ def _leaving(proposal: PromotionProposal) -> Leaving:
 def take_back(stored: Stored, gate: Gate) -> CarriedOver:
     """Undo the last promotion. Its changes are in the sandbox again, unless something has run there since.
 
-    Raises `Drift` when what it left has changed since, `WorkspaceError` when there is nothing to undo.
+    Raises `Drift` when the promoted files have changed since, `WorkspaceError` when there is nothing to undo.
     """
     with stored.state.lock(command="undo"):
         journal = undo.last(stored.state.promotions)
@@ -396,7 +394,7 @@ def _refuse_moved(proposal: PromotionProposal) -> None:
         paths = tuple(proposal.moved)
         what = repr(paths[0]) if len(paths) == 1 else f"{len(paths):,} files, the first of them {paths[0]!r},"
         raise Drift(
-            f"{what} moved on in reality since the sandbox first touched {'it' if len(paths) == 1 else 'them'}; nothing was changed",
+            f"{what} changed in reality since the sandbox first touched {'it' if len(paths) == 1 else 'them'}; nothing was changed",
             paths=paths,
             hint="--merge brings both together, --force takes the sandbox's side, --only and --skip leave files out",
         )

@@ -118,9 +118,9 @@ class Record:
     cwd: str
     salt: str
     environment: Mapping[str, str]  # by name, a digest of the value
-    rules: str  # a digest of what files it was shown
+    rules: str  # a digest of the file rules
     limits: Mapping[str, float | None]
-    inputs: Mapping[str, str]  # what it looked into: "file /path" or "directory /path", with a digest
+    inputs: Mapping[str, str]  # the files and directories it opened: "file /path" or "directory /path", with a digest
     stdout: Tape
     stderr: Tape
     changes: Mapping[str, str]  # by path
@@ -353,7 +353,7 @@ class Recorder(Attachment):
     """The recorder of one run. Give `work` to the session, and then make the record from its outcome."""
 
     def __init__(self, work: Work, *, salt: str | None = None) -> None:
-        """`salt` is that of a record to compare with. Raises `RecordError` for work that cannot be recorded."""
+        """Use the `salt` of a record to compare with, or a new one. Raises `RecordError` for work that cannot be recorded."""
         if not isinstance(work.what, Code) or not isinstance(work.stdin, bytes):
             raise RecordError("only code whose input is known beforehand can be recorded", hint="give it code, and its input as bytes")
         self._what, self._stdin = work.what, work.stdin
@@ -365,7 +365,7 @@ class Recorder(Attachment):
         self.work = replace(work, on_changes=self._note, attachments=(*work.attachments, self), record="")
 
     def before(self, launch: Launch) -> Launch:
-        """Have the output taped, and the inputs reported."""
+        """Return the launch with its output recorded and its inputs reported."""
         self._pass_on = launch.on_output
         return replace(launch, on_output=self._take, watch_inputs=True)
 
@@ -421,7 +421,7 @@ class RecordWriter(Recorder):
 
 
 def recorded(work: Work, policy: Policy, identity: Callable[[], Mapping[str, str]]) -> Work:
-    """Return the work with a recorder attached that writes to the file it names. Raises if no record can be made of it."""
+    """Return the work with a recorder that writes to the file `work.record`. Raises if it cannot be recorded."""
     if Guarantee.DETERMINISTIC not in policy.requires:
         raise PolicyError("only deterministic runs are recorded", hint="add deterministic=True, or --deterministic")
     check_place(work.record)

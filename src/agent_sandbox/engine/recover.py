@@ -30,7 +30,7 @@ _NAME = "under-way"
 
 @dataclass(frozen=True)
 class Leaving:
-    """The `paths` that leave the layers after a promotion, and `places`, directories that stay for what is left in them."""
+    """The `paths` to drop from the layers after a promotion, and `places`: promoted directories that stay, as they hold other changes."""
 
     paths: Collection[str] = ()
     places: Collection[str] = ()
@@ -43,7 +43,7 @@ class UnderWay:
     action: str  # its digest
     after: int
     undo: bool
-    leaving: Leaving | None  # None when the layers have nothing to do with it
+    leaving: Leaving | None  # None when the layers are not affected
     layers: object
 
     @classmethod
@@ -62,7 +62,7 @@ class UnderWay:
 
     @classmethod
     def recall(cls, stored: Stored) -> UnderWay | None:
-        """Return the note of something unfinished; None without one. An unreadable note is removed."""
+        """Return the note of an unfinished promotion or undo; None if there is none. An unreadable note is removed."""
         from json import loads
 
         try:
@@ -82,14 +82,14 @@ class UnderWay:
             os.unlink(_place(stored.state))
 
     def done(self, stored: Stored) -> Journal | None:
-        """Return what it did in the tree; None if the tree is as before."""
+        """Return the journal of its changes to the real tree; None if it made none."""
         from agent_sandbox.workspace.promotion.journal import journals
 
         later = (journal for journal in journals(stored.state.promotions) if journal.number > self.after and journal.committed)
         return next((journal for journal in later if bool(journal.facts().get("undoes")) is self.undo), None)
 
     def untouched(self, stored: Stored) -> bool:
-        """Return whether the layers are the ones it began with, and nothing has run in them."""
+        """Return whether the layers are still those it began with, and no run has used them since."""
         return self.layers == _layers(stored)
 
 
@@ -103,7 +103,7 @@ def interrupted(state: SandboxState) -> bool:
 
 
 def recovered(stored: Stored, gate: Gate, *, held: bool = False) -> tuple[str, ...]:
-    """Finish what was cut off, and return notes on it. Takes the lock, or raises `Busy`, unless the caller has it (`held`)."""
+    """Finish an interrupted promotion or undo, and return notes. Unless the caller holds the lock (`held`), takes it or raises `Busy`."""
     if not interrupted(stored.state):
         return ()
     from agent_sandbox.workspace.promotion.promote import recover
@@ -134,12 +134,12 @@ def _concluded(note: UnderWay, stored: Stored, gate: Gate) -> Iterator[str]:
 def let_go(stored: Stored, gate: Gate, leaving: Leaving, number: int, undoes: int) -> Snapshot | None:
     """Update the layers after a promotion, without the promoted paths, or after an undo, with them.
 
-    Returns the snapshot that keeps what they were, or that is the present again.
+    Returns the snapshot of the layers before the promotion; after an undo, the one that was restored.
     """
     masks = [mask.path for mask in gate.policy.files.masks]
     if undoes:
         return stored.restore(f"before promotion {undoes}", masks)
-    label = f"before promotion {number}" if number else "before what was real already was dropped"
+    label = f"before promotion {number}" if number else "before dropping changes that were already real"
     return stored.drop(leaving.paths, label, masks, places=leaving.places)
 
 
@@ -154,12 +154,12 @@ def _words(recovery: Recovery) -> Iterator[str]:
     for number in recovery.finished:
         yield f"promotion {number} had been interrupted after it was done; it was finished"
     for path in recovery.kept:
-        yield f"what somebody else saved meanwhile is kept in {path}"
+        yield f"files that another program saved meanwhile are kept in {path}"
     yield from recovery.problems
 
 
 def _layers(stored: Stored) -> object:
-    """Return what tells whether something has run in the layers: a run notes its beginning in the bases of the active generation."""
+    """Return a value that changes with every run in the layers: a run records its start in the bases of the active generation."""
     if not stored.state.exists:
         return None
     layers = stored.state.history().layers

@@ -1,4 +1,4 @@
-"""Launch a run again: on a new plan, in another runtime, or elsewhere after it lacked something. Output is held back until then."""
+"""Retries of a launch: on a new plan, in another runtime, or elsewhere if a feature was missing. Output is held back until decided."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MOST_PLANS = 5  # of one launch, on a machine on which something is mounted each
 
 
 def on_a_plan_that_holds(attempt: Callable[[], T]) -> T:
-    """Return the result of `attempt`, which plans a view and launches on it. Repeat it when something was mounted in between."""
+    """Return the result of `attempt`, which plans a view and launches on it. Retry if a mount appeared in between."""
     for _ in range(MOST_PLANS - 1):
         with suppress(Overtaken):
             return attempt()
@@ -38,8 +38,8 @@ def on_a_plan_that_holds(attempt: Callable[[], T]) -> T:
 class Launches:
     """The launches of one run: an iterator over the runtimes to try, and a context manager around each try.
 
-    A try that fails before anything has run goes on with a new plan, if something was mounted meanwhile, or in the next runtime. A run that
-    ended because its runtime lacks something starts again elsewhere, if nothing of the first can have been noticed.
+    A launch that fails is retried on a new plan, if a mount appeared meanwhile, or in the next runtime. A run that ended because its
+    runtime lacks something is retried elsewhere, if the first run had no visible effect.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Launches:
         stored: bool = False,
         turns: bool = False,
     ) -> None:
-        """`attached` is released after each failure. What a `stored` sandbox keeps of a first run could not be taken back."""
+        """Release `attached` after each failure. A `stored` sandbox allows no second run: the writes of the first could not be undone."""
         self._work = work
         self._runtimes = runtimes
         self._planner = planner
@@ -79,7 +79,7 @@ class Launches:
                 self._attached.release()
 
     def held(self, launch: Launch) -> Launch:
-        """Return the launch with its output held back, if it may have to start again. A second start is the last."""
+        """Return the launch with its output held back if the run may be retried. There is only one retry."""
         assert self._choice is not None
         if self._guest is not None or launch.on_output is None or not self._choice.may_lack:
             return launch
@@ -87,7 +87,7 @@ class Launches:
         return replace(launch, on_output=self._held)
 
     def started(self, guest: Guest) -> Guest:
-        """Note that the launch has succeeded: what is raised from now on ends the run. A first guest is not needed any more."""
+        """Note that the launch has succeeded: exceptions from now on end the run. Closes the guest of a first run."""
         if self._guest is not None:
             self._guest.close()
             self._held = None  # its output is replaced by that of the second run
@@ -95,7 +95,7 @@ class Launches:
         return guest
 
     def go_on_after(self, completed: Completed) -> bool:
-        """Return whether the run, which has ended, starts again elsewhere."""
+        """Return whether the run, which has ended, is retried elsewhere."""
         assert self._choice is not None
         assert self._guest is not None
         lack = lack_of(self._work, self._choice, self._guest, completed, self._held, stored=self._stored)
@@ -137,7 +137,7 @@ class Launches:
 
 
 def question_of(work: submitted.Work, policy: Policy, *, stored: bool, turns: bool = False) -> RoutingQuestion:
-    """Return what the router has to know of a piece of work."""
+    """Return the question to the router about a piece of work."""
     from agent_sandbox.runtime.guest_rpc.inside import MODULE
 
     language: str = getattr(work.what, "language", COMMAND)
@@ -153,7 +153,7 @@ def question_of(work: submitted.Work, policy: Policy, *, stored: bool, turns: bo
 def lack_of(
     work: submitted.Work, choice: Choice, guest: Guest, completed: Completed, held: HeldOutput | None, *, stored: bool
 ) -> str | None:
-    """Return what the runtime lacked, if the run ended for that and can start again unnoticed; else None."""
+    """Return the missing feature that ended the run, if it can be retried unnoticed; else None."""
     end = completed.exit
     shown = held.passed if held is not None else work.on_output is not None or not work.collect
     if not choice.may_lack or end.reason is not ExitReason.EXITED or stored or takes_input(work) or shown:
@@ -166,7 +166,7 @@ def lack_of(
 
 
 def takes_input(work: submitted.Work) -> bool:
-    """Return whether it reads from a descriptor: what was read is gone."""
+    """Return whether it reads from a descriptor, whose input a retry could not read again."""
     return isinstance(work.stdin, int) and work.stdin != DEVNULL
 
 
@@ -180,12 +180,12 @@ def rest(limits: Limits, spent: Usage) -> Limits:
     return replace(limits, **left)
 
 
-_BEGINNINGS = (b"Traceback (most recent call last):", b"ReferenceError: ")  # of what `lack_in` looks for
+_BEGINNINGS = (b"Traceback (most recent call last):", b"ReferenceError: ")  # of the error messages that `lack_in` recognises
 _MOST = 64 << 10  # bytes held back: a traceback is shorter
 
 
 class HeldOutput:
-    """Stands in for `on_output` and holds back what may be the message of a run that starts again."""
+    """A wrapper of `on_output` that holds back possible error messages of a run that may be retried."""
 
     def __init__(self, pass_on: Callable[[str, bytes], None]) -> None:
         self._pass_on = pass_on

@@ -41,8 +41,8 @@ def _never(do: Callable[[], None]) -> None:
 class Session:
     """A gate, runtimes, and the layers to run on: throw-away ones, or those of a stored sandbox. Safe to use from many threads.
 
-    `on_busy` is told who uses a stored sandbox, which is then waited for; without it, `run` raises `Busy`. `beside` does slow work that
-    nobody waits for; without it, that is done before the run. `early` checks code before it runs.
+    If a stored sandbox is in use, `on_busy` is called with its user and `run` waits; without it, `run` raises `Busy`. `beside` runs slow
+    work in the background; without it, that is done before the run. `early` checks code before it runs.
     """
 
     gate: Gate
@@ -58,7 +58,7 @@ class Session:
         self._planner = LaunchPlanner(self.gate.policy, self.project, self.look)
 
     def on(self, state: SandboxState) -> Session:
-        """Return the same session on another stored sandbox, for a single run: the files of the project are not listed beside it."""
+        """Return the same session on another stored sandbox, for a single run: no inventory of the project is made."""
         return replace(self, state=state, beside=_never)
 
     @property
@@ -106,7 +106,7 @@ class Session:
             return replace(outcome, seconds=time.monotonic() - began)
 
     def _layers(self, work: Work, attachments: tuple[Attachment, ...], ends: ExitStack) -> tuple[Layers, Attachments]:
-        """Return the layers to run on, and all that accompanies the run. What they hold is freed with the stack."""
+        """Return the layers to run on, and all attachments of the run. Their resources are freed with the stack."""
         layers: Layers = ThrowAway(self._planner.disk_bytes)
         run = 0
         if self.state is not None:
@@ -138,7 +138,7 @@ class Session:
         return replace(action, programs=line.tools if programs.restricts else (), touches=touched(asks, line) if asks.asks else None)
 
     def open(self, work: Work, attached: Attachment) -> Opened:
-        """Start an interpreter for several turns, on throw-away layers. The gate has let the first turn pass. To be closed."""
+        """Start an interpreter for several turns, on throw-away layers. Call it after the gate has allowed the first turn. To be closed."""
         launches = Launches(work, self.runtimes, self._planner, self.policy, attached, turns=True)
         for choice in launches:
             with launches:
@@ -150,7 +150,7 @@ class Session:
         raise AssertionError("there is always a choice, or an exception")
 
     def route(self, work: Work) -> Route:
-        """Return where it would run, and why there. Nothing is run or prepared."""
+        """Return the runtime that the work would use, and the reason. Nothing is run or prepared."""
         return self._choice(work).route
 
     def _choice(self, work: Work) -> Choice:
@@ -168,7 +168,7 @@ class Session:
         return replace(outcome, changes=changes, notes=(*outcome.notes, *unlisted))
 
     def changes(self, guest: Guest, work: Work) -> tuple[ChangeSet, tuple[str, ...]]:
-        """Return what a throw-away run wrote; or nothing and the reason, if a guest made more than can be listed."""
+        """Return the changes of a throw-away run; none and the reason, if there are too many to list."""
         from agent_sandbox.workspace.stored_sandbox import changes_of, stack_in
 
         assert guest.layers is not None

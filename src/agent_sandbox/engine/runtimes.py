@@ -75,7 +75,7 @@ class Runtimes:
 
     @property
     def identity(self) -> dict[str, str]:
-        """Return what deterministic runs rest on. Raises `RuntimeUnavailable` where no runtime has them."""
+        """Return the versions that determine the result of a deterministic run. Raises `RuntimeUnavailable` if no runtime has such runs."""
         for name in self._registry.automatic:
             runtime = self._registry.get(name)
             if Guarantee.DETERMINISTIC in runtime.traits.guarantees:
@@ -85,21 +85,21 @@ class Runtimes:
     def choose(self, policy: Policy, ask: Callable[[], RoutingQuestion], *, acting: bool = True) -> Choice:
         """Return the runtime for a piece of work. `ask` is called where there is a choice; without `acting` nothing is prepared.
 
-        Raises `RuntimeUnavailable` when no runtime gives what the policy requires and takes the work.
+        Raises `RuntimeUnavailable` when no runtime can run the work with the guarantees that the policy requires.
         """
         if self.wish != AUTO:
             return Choice(self._registry.get(self.wish), Route(self.wish, _CHOSEN if sys.platform == "linux" else _ALL_THERE_IS))
         return self._chosen(policy, ask(), acting)
 
     def after_failure(self, failed: Mapping[str, str], error: SandboxError, policy: Policy, ask: Callable[[], RoutingQuestion]) -> Choice:
-        """Return the next choice after failed launches. Raises `error`, that of the last one, if none is left."""
+        """Return the next runtime to try after failed launches. Raises `error`, the failure of the last one, if none is left."""
         if self.wish != AUTO:
             raise error
         last = self._registry.get([*failed][-1])
         if not last.traits.whole:  # one that has all the machine has is tried again each time: there may be no other
             self._absences[last.traits.name] = _Absence(failed[last.traits.name], self._clock() + _TRY_AGAIN_SECONDS)
         if isinstance(error, RuntimeUnavailable) and self._background:
-            last.prepare()  # it was ready, and is not as it was
+            last.prepare()  # it was ready, and has been damaged since
         try:
             return self._chosen(policy, ask(), acting=True, failed=failed)
         except RuntimeUnavailable:
@@ -139,7 +139,7 @@ class Runtimes:
         return Candidate(runtime.traits, failed or self._absence(runtime, acting) or runtime.objection(question.demands))
 
     def _absence(self, runtime: Runtime, acting: bool) -> str:
-        """Return why a runtime cannot be used now, or nothing."""
+        """Return the reason why a runtime cannot be used now; empty if it can."""
         name = runtime.traits.name
         known = self._absences.get(name)
         if known is not None and self._clock() < known.until:
@@ -166,7 +166,7 @@ def modules_in(directory: str) -> frozenset[str] | None:
 
 
 def only(runtime: Runtime) -> Runtimes:
-    """Return this one runtime as the caller's wish."""
+    """Return a choice of this one runtime only."""
     registry = Registry()
     registry.register(runtime.traits.name, lambda: runtime)
     return Runtimes(runtime.traits.name, registry)

@@ -36,7 +36,8 @@ class StoredRun(Attachment):
     ) -> None:
         """Lock the sandbox and prepare its layers, until the stack ends. `command` is shown to others who want the lock.
 
-        `on_busy` is told who has the lock, which is then waited for; without it `Busy` is raised. `beside` does what nobody waits for.
+        If the lock is taken, `on_busy` is called with its holder and this waits; without it, `Busy` is raised. `beside` runs work in the
+        background.
         """
         _lock(state, ends, command, on_busy)
         self._stored = Stored(state)
@@ -56,11 +57,11 @@ class StoredRun(Attachment):
 
     @property
     def since_ns(self) -> int:
-        """The moment that tells this run from others of its sandbox."""
+        """The start time that identifies this run among those of its sandbox."""
         return self._prepared.since_ns
 
     def before(self, launch: Launch) -> Launch:
-        """Have the image grow while the guest runs, if the layers are in one."""
+        """Return the launch with a check that grows the image of the layers, if they are in one."""
         self._shown = frozenset(step.target for step in launch.root.steps if isinstance(step, Overlay))
         if self._prepared.growth is None:
             return launch
@@ -75,7 +76,7 @@ class StoredRun(Attachment):
             self._prepared.growth(self._open_layers)
 
     def ended(self, guest: Guest, completed: Completed, outcome: Outcome) -> Outcome:
-        """Keep the originals that the run covered, and remove unused layers. Adds notes; a failure is one, as the next run tries again."""
+        """Store the originals that the run covered, and remove unused layers. A failure is only noted: the next run tries again."""
         notes, growth = self._notes, self._prepared.growth
         if growth is not None and growth.refused:
             notes += (growth.refused,)

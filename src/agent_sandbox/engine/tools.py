@@ -105,11 +105,11 @@ class ToolCalls(Attachment):
         self._clock = Clock(patient=bool(gate.policy.asks.tools), ends=ends)
 
     def before(self, launch: Launch) -> Launch:
-        """Give the conversation to Python code; other programs have none."""
+        """Attach the tools to a launch of Python code; other programs have none."""
         return replace(launch, talk=self.talk()) if isinstance(launch.program, PythonCode) else launch
 
     def ended(self, guest: Guest, completed: Completed, outcome: Outcome) -> Outcome:
-        """Add the errors, and begin anew for the next turn."""
+        """Add the errors of the tools to the outcome, and reset for the next turn."""
         outcome = replace(outcome, tool_errors=tuple(self.errors))
         self.renew()
         return outcome
@@ -124,7 +124,7 @@ class ToolCalls(Attachment):
         return Talk(self.hear, offer, self._clock)
 
     def hear(self, words: bytes) -> bytes:
-        """Answer a request. Raises `Nonsense` for a malformed one, and what the gate raises when it cannot record."""
+        """Answer a request. Raises `Nonsense` for a malformed one, and as the gate does when it cannot record."""
         try:
             match codec.understood(words):
                 case {"call": str(name), "args": list(args), "kwargs": dict(kwargs)} if len(name) <= LONGEST_NAME:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-CLOSING_SECONDS = 2.0  # for exit functions and buffers of files; a thread that never ends keeps nobody longer
+CLOSING_SECONDS = 2.0  # for exit functions and buffers of files; a thread that never ends delays the end no longer than this
 LONGEST_REPR = 10_000  # characters
 _NO_MORE = codec.packed(None)
 
@@ -118,13 +118,13 @@ class InterpreterTurns:
         return Turned(outcome, value, described)
 
     def _launch(self, before: Launch, wall: float | None, on_output: Callable[[str, bytes], None] | None) -> Launch:
-        """Return the launch for one turn; mostly that of the turn before."""
+        """Return the launch for one turn: that of the turn before, unless its time limit or callback differs."""
         if before.limits.wall_seconds == wall and before.on_output is on_output:
             return before
         return replace(before, limits=replace(before.limits, wall_seconds=wall), on_output=on_output)
 
     def _open(self, turn: Turn) -> Opened:
-        # The source is there to be looked at, for what had better be imported beforehand; what runs is sent as the turn.
+        # This source is only read, to find modules that should be preloaded; the code that runs is sent as the turn.
         seen = f"import {', '.join(self._work.preload)}\n{turn.source}" if self._work.preload else turn.source
         assert isinstance(self._work.what, Code)
         what = replace(self._work.what, source=seen)

@@ -60,15 +60,15 @@ class Work:
     watch_reads: bool = False
     tools: Mapping[str, Callable[..., object]] = field(default_factory=dict)  # that Python code may call; see `engine.tools`
     seed: int = 0  # where the policy requires a deterministic run
-    observe: bool = False  # fill `Outcome.observed` with what it tried
+    observe: bool = False  # fill `Outcome.observed` with its attempts
     log_observed: bool = False  # and record that in the ledger, too
     record: str = ""  # of a deterministic run: the file to write its record to
     ends: float | None = None  # by the monotonic clock: the latest end, including time spent waiting for the host
-    left: Callable[[], float] | None = None  # seconds of wall time when it starts, beside its limit; 0 for none any more
-    attachments: tuple[Attachment, ...] = ()  # more that accompanies the run, beside what the fields above ask for
+    left: Callable[[], float] | None = None  # a further limit on wall time, in seconds, asked when it starts; 0 if none is left
+    attachments: tuple[Attachment, ...] = ()  # further attachments, besides those that the fields above need
 
     def text(self) -> str:
-        """Return the text that an approver sees beside the action, which has no source and only the names of variables.
+        """Return the details for an approver. The action itself holds no source, and only the names of variables.
 
         Variables and input matter as much as the source. They may be secret, so they appear as a digest: another value is another question.
         Input from a terminal or a pipe is not known yet.
@@ -93,7 +93,7 @@ class Outcome:
     notes: tuple[str, ...] = field(default=())
     tool_errors: tuple[Exception, ...] = ()  # raised by its tools; for the caller, not for the program
     inputs: bytes = b""  # see `Completed`
-    observed: tuple[Observed, ...] = ()  # what it tried, each once, in the order of first appearance
+    observed: tuple[Observed, ...] = ()  # its attempts, each once, in the order of first appearance
 
     @classmethod
     def of(cls, completed: Completed, guest: Guest, route: Route, verdict: Allow, notes: tuple[str, ...]) -> Outcome:

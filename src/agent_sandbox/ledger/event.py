@@ -29,7 +29,7 @@ class Cut:
 
 
 def cut(whole: str | bytes, start: str | None = None) -> Cut:
-    """Shorten a long value. `start` replaces the beginning where that must not be kept as it is."""
+    """Shorten a long value to its beginning, or to `start` if the beginning itself must not be recorded."""
     raw = whole if isinstance(whole, bytes) else whole.encode("utf-8", "surrogatepass")
     if start is None:
         start = whole[:LONGEST_TEXT] if isinstance(whole, str) else whole.decode("utf-8", "surrogateescape")[:LONGEST_TEXT]

@@ -165,9 +165,9 @@ def _report(walked: _Walked, known: Evidence, fault: str) -> Report:
     last = walked.before.sequence if walked.before else 0
     untold: list[str] = []
     if not known.seal:
-        untold.append("whether somebody wrote all of it anew, except up to a signed checkpoint: that needs the ledger's key")
+        untold.append("whether the ledger was rewritten as a whole after the last signed checkpoint: checking that needs its key")
     if not known.anchor and not any(note.sequence >= last for note in known.notes):
-        untold.append(f"whether there was anything behind entry {last}: that needs the anchor, or a checkpoint kept elsewhere")
+        untold.append(f"whether there were entries after {last}: checking that needs the anchor, or a checkpoint kept elsewhere")
     if not fault:
         walked.missing += _lacking(walked, known, last)
     return Report(
@@ -190,7 +190,7 @@ def _lacking(walked: _Walked, known: Evidence, last: int) -> list[str]:
     gaps: list[str] = []
     start = max(walked.oldest, 1)
     if walked.first > start and not walked.missing:  # a file started afresh states itself what is missing
-        gaps.append(f"entries {start} to {walked.first - 1}: they are not in what was examined")
+        gaps.append(f"entries {start} to {walked.first - 1}: they are not in the examined files")
     if walked.wanted and (furthest := max(walked.wanted)) > last:
         gaps.append(f"entries {last + 1} to {furthest}: the anchor or a checkpoint names the last of them")
     slot = known.anchor.last if known.anchor else None

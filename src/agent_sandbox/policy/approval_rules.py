@@ -136,7 +136,7 @@ def question_about(rules: AskRules, action: Action) -> tuple[str, str] | None:
             if rules.promotions:
                 return "promotions", "it changes real files"
             return (
-                ("protected", f"it changes what is protected: {', '.join(action.protected)}")
+                ("protected", f"it changes protected files: {', '.join(action.protected)}")
                 if rules.protected and action.protected
                 else None
             )
@@ -164,15 +164,15 @@ def touched(rules: AskRules, understood: Understanding) -> tuple[str, ...]:
     reasons = [f"commands:it is {pattern}" for pattern in rules.commands if any(_is(pattern.split(), use) for use in understood.uses)]
     if not reasons:
         named = (pattern for pattern in rules.commands if any(_names(pattern.split(), use) for use in understood.uses))
-        reasons = [f"commands:it names what {pattern} is about" for pattern in named]
+        reasons = [f"commands:it passes the program of {pattern} to another program" for pattern in named]
     kinds = {kind.value for kind in understood.kinds}
     for effect in rules.effects:
         if effect in kinds:
             what = next((each.what for each in understood.effects if each.kind.value == effect and each.what), "")
-            reasons.append(f"effects:what it does is of the kind {effect}" + (f" ({what[:80]})" if what else ""))
+            reasons.append(f"effects:it has an effect of the kind {effect}" + (f" ({what[:80]})" if what else ""))
     unclear = understood.unreadable or next(iter(understood.unknown), "") or next(filter(None, map(_typed_in, understood.uses)), "")
     if rules.opaque and (unclear or "unknown" in kinds or any("/" in use.tool for use in understood.uses)):
-        reasons.append(f"opaque:it cannot be understood whole: {unclear or 'what its program does is not known'}")
+        reasons.append(f"opaque:it cannot be analysed completely: {unclear or 'the effects of its program are unknown'}")
     return tuple(reasons)
 
 
@@ -180,10 +180,10 @@ def _code(rules: AskRules, action: RunCode) -> tuple[str, str] | None:
     """Judge bash as any other command line, if it was analysed; judge other languages only as code."""
     if action.language == "bash" and (rules.about_commands or rules.opaque):
         if action.touches is None:
-            return "opaque", "nobody has looked at what it would do"
+            return "opaque", "its effects were not analysed"
         if question := _first(action.touches):
             return question
-    return ("effects", "what it does is of the kind runs-code") if "runs-code" in rules.effects else None
+    return ("effects", "it has an effect of the kind runs-code") if "runs-code" in rules.effects else None
 
 
 def _first(reasons: tuple[str, ...]) -> tuple[str, str] | None:

@@ -86,8 +86,8 @@ def _asked(policy: Policy, action: Action) -> Ask | None:
     words = spellings_of(action)[0]
     # As a pattern, a word ending in * would cover other words: an agent's input must not be suggested as a broader grant.
     pattern = "" if any(word.endswith("*") for word in words) else join(words)
-    remedy = granting(pattern) if pattern else "somebody has to agree when it is asked: agent-sandbox approve"
-    return Ask(Reason(f"approvals.{rule}", f"the policy {policy.name!r} wants somebody to agree: {why}", remedy), pattern)
+    remedy = granting(pattern) if pattern else "answer when it asks: agent-sandbox approve"
+    return Ask(Reason(f"approvals.{rule}", f"the policy {policy.name!r} requires approval: {why}", remedy), pattern)
 
 
 def granting(pattern: str) -> str:
@@ -113,7 +113,7 @@ def _ruled(policy: Policy, action: Action) -> Allow | Deny:
         case Promote():
             return _promotion(policy, action)
         case Undo():
-            return _writing(policy, action) or Allow(Reason("undo", f"the policy {policy.name!r} lets a promotion be taken back"))
+            return _writing(policy, action) or Allow(Reason("undo", f"the policy {policy.name!r} allows an undo"))
         case CallTool():
             return _tool(policy, action)
         case _:
@@ -206,9 +206,9 @@ def _promotion(policy: Policy, action: Promote) -> Allow | Deny:
     if refusal := _writing(policy, action):
         return refusal
     if missing := sorted({*action.protected} - {*action.approved}):
-        why = f"some of the changes are of a protected kind that nobody has agreed to: {', '.join(missing)}"
-        return Deny(Reason("protected", why, f"look at them, then agree by name: --approve {','.join(missing)}; or leave them out"))
-    return Allow(Reason("promotion", f"the policy {policy.name!r} lets what was shown be carried over"))
+        why = f"protected changes need approval: {', '.join(missing)}"
+        return Deny(Reason("protected", why, f"review them, then add --approve {','.join(missing)}; or leave them out with --skip"))
+    return Allow(Reason("promotion", f"the policy {policy.name!r} allows this promotion"))
 
 
 def _writing(policy: Policy, action: Promote | Undo) -> Deny | None:
@@ -217,5 +217,5 @@ def _writing(policy: Policy, action: Promote | Undo) -> Deny | None:
         return Deny(Reason("promotion", f"the policy {policy.name!r} allows no changes of files", "use a sandbox that may write"))
     if not (policy.files.reaches(action.root) or action.root == "/"):
         why = f"{action.root!r} is outside what the policy {policy.name!r} shows"
-        return Deny(Reason("promotion", why, "promote to a tree that the sandbox was shown"))
+        return Deny(Reason("promotion", why, "promote to a directory that the sandbox can see"))
     return None

@@ -103,14 +103,14 @@ def _of_limits(policy: Policy) -> list[str]:
 
 def _of_asking(policy: Policy) -> list[str]:
     asks = policy.asks
-    about = [*(f"{each!r}" for each in asks.commands), *(f"what is of the kind {each}" for each in asks.effects)]
+    about = [*(f"{each!r}" for each in asks.commands), *(f"effects of the kind {each}" for each in asks.effects)]
     about += [f"the tool {each}" for each in asks.tools]
     about += ["every change of real files"] * asks.promotions + ["changes of protected kinds"] * asks.protected
-    about += ["commands that cannot be understood whole"] * bool(asks.opaque)
-    lines = [f"approvals: somebody is asked about {', '.join(about)}; what is not understood is no matter of this: the view is the wall"]
-    lines += [f"approvals: only the word of {', '.join(asks.approvers) or 'nobody'} counts"] if asks.approvers is not None else []
-    lines += [f"approvals: a yes needs {' and '.join(asks.needs)}"] if asks.needs else []
-    lifts = [f"approvals: somebody may lift {', '.join(asks.elevate) or 'nothing'} for a time"] if asks.elevate is not None else []
+    about += ["commands that cannot be analysed completely"] * bool(asks.opaque)
+    lines = [f"approvals: required for {', '.join(about)}; isolation does not depend on this"]
+    lines += [f"approvals: only those of {', '.join(asks.approvers) or 'nobody'} count"] if asks.approvers is not None else []
+    lines += [f"approvals: an approval needs {' and '.join(asks.needs)}"] if asks.needs else []
+    lifts = [f"approvals: a person may relax {', '.join(asks.elevate) or 'nothing'} for a time"] if asks.elevate is not None else []
     return [*(lines if about else ()), *lifts]
 
 
@@ -118,9 +118,9 @@ def _rest(found: Effective) -> list[str]:
     lines = [f"network: none; {NO_NETWORK}" if found.warnings else "network: none"]
     if found.validate or found.blocked:
         what = (*(("the default patterns",) if found.validate else ()), *found.blocked)
-        lines.append(f"code: looked at before it runs for {', '.join(what)}; an early warning, never the wall")
+        lines.append(f"code: checked before it runs for {', '.join(what)}; an early warning; isolation does not depend on it")
     else:
-        lines.append("code: not looked at before it runs")
+        lines.append("code: not checked before it runs")
     return [*lines, f"requires: {', '.join(sorted(guarantee.value for guarantee in found.policy.requires))}"]
 
 
@@ -171,7 +171,7 @@ def _contradictions(layer: Document) -> list[Remark]:
         Remark("processes.commands", f"{name!r} is denied as well", "leave one of them out") for name in allowed if covers(denied, name)
     ]
     keys = [key for key, _ in layer.settings]
-    return [*remarks, *(Remark(key, "is set to what it is without being set", "leave it out") for key in keys if _says_nothing(layer, key))]
+    return [*remarks, *(Remark(key, "is set to its default", "leave it out") for key in keys if _says_nothing(layer, key))]
 
 
 def _says_nothing(layer: Document, key: str) -> bool:

@@ -123,7 +123,7 @@ def _by(programs: Iterable[str]) -> str:
 
 
 class Nature(Enum):
-    """The nature of a path in the run."""
+    """Kinds of path that a run used."""
 
     FILE = "file"
     DIRECTORY = "directory"

@@ -86,7 +86,7 @@ class Token:
 
 @dataclass(frozen=True)
 class Genuine:
-    """A token that is one of ours.
+    """A token with a valid signature.
 
     `names` are its own and those of the tokens it was derived from; each can be revoked by name. `counts` are the limits on its use, each
     with the name it is counted under. `until` is the earliest expiry.
@@ -125,7 +125,7 @@ def attenuate(token: Token, *caveats: Caveat) -> Token:
 
 
 def check(key: Seal, token: Token, action: Action, *, sandbox: str, now: float) -> Genuine | RefusedToken:
-    """Return what the token says about an action in a sandbox at a time. Total: anything not understood is refused."""
+    """Check whether the token allows an action in a sandbox at a time. Total: anything not understood is refused."""
     result = genuine(key, token)
     if isinstance(result, RefusedToken):
         return result
@@ -137,7 +137,7 @@ def check(key: Seal, token: Token, action: Action, *, sandbox: str, now: float) 
 
 
 def _objection(caveat: Caveat | None, spellings: tuple[Pattern, ...], sandbox: str, now: float) -> str:
-    """Return why this caveat refuses the action; empty if it does not."""
+    """Return the reason why this caveat refuses the action; empty if it allows it."""
     if isinstance(caveat, ForSandbox):
         return "" if caveat.sandbox == sandbox else "the capability is for another sandbox"
     if isinstance(caveat, Until):
@@ -150,7 +150,7 @@ def _objection(caveat: Caveat | None, spellings: tuple[Pattern, ...], sandbox: s
 
 
 def genuine(key: Seal, token: Token) -> Genuine | RefusedToken:
-    """Return whether the token was made with this key and narrowed as it says. The signature is compared in constant time."""
+    """Check the signature of a token: made with this key, and derived with exactly its caveats. Compares in constant time."""
     if len(token.caveats) > MOST_CAVEATS or len(token.identity) != _IDENTITY_BYTES:
         return RefusedToken("this is no capability of ours")
     signature = key.on(VERSION + token.identity)

@@ -113,7 +113,7 @@ class PythonSource:
         return id(node) in self._called
 
     def is_before_a_dot(self, node: ast.expr) -> bool:
-        """Whether an attribute of the expression is taken."""
+        """Whether the expression is the object of an attribute access."""
         return id(node) in self._before_a_dot
 
     def definitions(self) -> dict[str, int]:
@@ -259,7 +259,7 @@ def has_only_integers(node: ast.expr, *, unknown: bool) -> bool:
 
 
 def repetitions(node: ast.BinOp) -> int:
-    """Return how often a sequence is repeated (`[0] * n`); 0 if it is none, or the text does not tell."""
+    """Return how often a sequence is repeated (`[0] * n`); 0 for any other expression, or if the number is unknown."""
     most = 0
     if isinstance(node.op, ast.Mult):
         sequences = (ast.List, ast.Tuple, ast.JoinedStr)
@@ -271,7 +271,7 @@ def repetitions(node: ast.BinOp) -> int:
 
 
 def elements(shape: list[ast.expr]) -> int:
-    """Return the number of elements of an array with this shape; 0 if the text does not tell."""
+    """Return the number of elements of an array with this shape; 0 if it is unknown."""
     if len(shape) == 1 and isinstance(shape[0], (ast.Tuple, ast.List)):
         shape = shape[0].elts
     product = 1
@@ -281,7 +281,7 @@ def elements(shape: list[ast.expr]) -> int:
 
 
 def number(node: ast.expr, depth: int = 6) -> int:
-    """Return the integer value of a constant expression, capped where more makes no difference; 0 if the text does not tell."""
+    """Return the integer value of a constant expression, capped where more makes no difference; 0 if it is unknown."""
     if isinstance(node, ast.Constant):
         return min(node.value, 1 << 64) if type(node.value) is int else 0
     if isinstance(node, ast.Call) and len(node.args) == 1 and isinstance(node.func, ast.Name) and node.func.id == "int":

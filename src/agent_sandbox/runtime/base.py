@@ -45,7 +45,7 @@ class Usage:
     """The resources that a run used. `peak_memory_bytes` is the cgroup's if there is one, else the largest process's.
 
     `peak_processes` counts threads, too, and our own processes in the sandbox; it is 0 without a cgroup. `fuel` was counted inside
-    WebAssembly; None if nobody counted. A program that has broken out of the engine can forge it.
+    WebAssembly; None if it was not counted. A program that has broken out of the engine can forge it.
     """
 
     wall_seconds: float = 0.0
@@ -119,8 +119,8 @@ class Clock:
 
     The runtime replaces `stop` and `resume` by its own functions.
 
-    `patient` says that a person may be asked, for longer than the run has left. `ends` is the latest end of the run, by the monotonic
-    clock, including time spent waiting.
+    With `patient`, the host may ask a person, and the answer may take longer than the time left of the run. `ends` is the latest end of the
+    run, by the monotonic clock, including time spent waiting.
     """
 
     def __init__(self, *, patient: bool = False, ends: float | None = None) -> None:
@@ -140,7 +140,7 @@ class Talk:
 
     `hear` answers a request of the program, in the thread that waits for it. It raises `Nonsense` for a malformed one; any exception ends
     the run. `offer` is sent to the program: descriptions of "tools", and whether it takes "turns". `clock` stands still during `hear`,
-    unless that resumes it.
+    unless `hear` resumes it.
     """
 
     hear: Callable[[bytes], bytes]
@@ -294,7 +294,7 @@ class Guest(Protocol):
         ...
 
     def wake_on(self, fd: int) -> None:
-        """Make `wait` watch a descriptor that tells of signals, too."""
+        """Make `wait` also watch a descriptor that becomes readable on a signal."""
         ...
 
     @property
@@ -336,18 +336,18 @@ class Runtime(Protocol):
         ...
 
     def absence(self) -> str:
-        """Return why it cannot be used now, or nothing.
+        """Return the reason why this runtime cannot be used now; empty if it can.
 
         Raises `RuntimeUnavailable` when something is missing that only the user can install.
         """
         ...
 
     def prepare(self) -> str:
-        """Begin in the background to make it ready, and return why it is not ready yet. Raises as `absence` does."""
+        """Start preparing this runtime in the background, and return why it is not ready yet. Raises as `absence` does."""
         ...
 
     def objection(self, demands: Demands) -> str:
-        """Return why it does not take such a launch, whatever the program; or nothing."""
+        """Return the reason why this runtime does not support such a launch, whatever the program; empty if it does."""
         ...
 
     def probe(self) -> Support:
@@ -363,9 +363,10 @@ class Runtime(Protocol):
 
     @property
     def identity(self) -> dict[str, str]:
-        """Return all that a deterministic run rests on beside its input. Raises `RuntimeUnavailable` where there are no such runs."""
+        """Return the versions that, with its input, determine a deterministic run. Raises `RuntimeUnavailable` if there are no such
+        runs."""
         ...
 
     def close(self, *, leaving: bool = False) -> None:
-        """End what waits ready. Running guests go on. `leaving` says that this process ends now."""
+        """End the waiting guests. Running guests go on. With `leaving`, this process is about to exit."""
         ...

@@ -241,7 +241,7 @@ def leaves(path: str, target: str, project: str, links: Links) -> bool:
 
 
 def _steps(target: str, project: str, inside: list[str]) -> list[str] | None:
-    """Return the names in a link's target, in reverse order; None if it leaves at once. An absolute target restarts at the root."""
+    """Return the names in a link's target, last first; None for an absolute target outside the project. One inside restarts at its root."""
     if target.startswith("/"):
         if not covers(project, target):
             return None

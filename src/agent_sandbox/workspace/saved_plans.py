@@ -160,7 +160,7 @@ class Plans:
             raise PolicyError(f"more than one plan begins with {prefix!r}", hint="give more of its letters")
         if not matches:
             raise PolicyError(
-                f"there is no plan {prefix!r}: it was carried out, or is more than {KEPT_SECONDS / 3600:.0f} hour old, or never was",
+                f"there is no plan {prefix!r}: it was carried out, is more than {KEPT_SECONDS / 3600:.0f} hour old, or never existed",
                 hint="simulate the command again",
             )
         return matches[0]

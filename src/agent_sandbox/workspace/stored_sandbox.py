@@ -39,7 +39,7 @@ LOST = "the machine stopped while this sandbox was in use: what was written to i
 
 @dataclass(frozen=True)
 class ForRun:
-    """The layers for one run. `growth` gives them more room while it goes on, where they are in an image."""
+    """The layers for one run. `growth` enlarges their image while it runs; None without an image."""
 
     layers: InImage | OnDisk
     present: Present
@@ -184,7 +184,7 @@ class Stored:
         return move.snapshot
 
     def _clone_anew(self, masks: Collection[str], changed: float) -> None:
-        """Make it a clone of the present reality. Our own writes, up to `changed`, must look older than that."""
+        """Renew the clone time and the inventory. Waits, so that our own writes until `changed` are older than the clone."""
         from agent_sandbox.workspace.originals.capture import TICK_NS
 
         time.sleep(max(0.0, TICK_NS / 1e9 - (time.monotonic() - changed)))
@@ -331,7 +331,7 @@ class Stored:
     def _squash(
         self, top: int, numbers: tuple[int, ...], into: int, *, without: Collection[str] = (), places: Collection[str] = ()
     ) -> None:
-        """Write these generations, uppermost first, as one new one, with its bases. Those of `places` are taken anew."""
+        """Merge these generations, uppermost first, and their bases into a new generation. The bases of `places` are captured again."""
         from agent_sandbox.workspace.layers.squash import squash
         from agent_sandbox.workspace.layers.stack import new_generation, stacked
         from agent_sandbox.workspace.originals.capture import bases_now

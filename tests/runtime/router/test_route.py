@@ -245,11 +245,11 @@ def test_where_only_wasm_is_there_it_takes_what_it_can() -> None:
     hosts = (WASM, process_host(frozenset(), unavailable="this is not Linux"))
     assert route(Workload("python", "import torch"), frozenset(), Permits(), hosts).runtime == "wasm"
     nothing = route(Workload("ruby", "puts 1"), frozenset(), Permits(), hosts)
-    assert (nothing.runtime, nothing.why) == (None, "no runtime here is available, gives every required guarantee and takes this work")
+    assert (nothing.runtime, nothing.why) == (None, "no available runtime can run this with every required guarantee")
 
 
 def test_an_unknown_language_is_named() -> None:
-    assert route(Workload("cobol"), frozenset(), Permits(), HOSTS).why == "no runtime here takes 'cobol'"
+    assert route(Workload("cobol"), frozenset(), Permits(), HOSTS).why == "no runtime here can run 'cobol'"
     assert route(Workload("python"), frozenset(), Permits(), ()).runtime is None
 
 

@@ -115,7 +115,7 @@ def test_not_even_with_another_state_directory(mixed: Edited, tmp_path: Path) ->
     made = mixed.plan()
     other = os.open(mixed.project, os.O_RDONLY)
     fcntl.flock(other, fcntl.LOCK_EX)
-    with pytest.raises(Busy, match="somebody else"):
+    with pytest.raises(Busy, match="another process"):
         mixed.promote(made)
     os.close(other)
     (mixed.project / ".agent-sandbox-promotion-0123").mkdir()

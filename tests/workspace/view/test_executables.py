@@ -61,7 +61,7 @@ def test_a_tool_is_not_there_by_another_name_of_what_is_denied(bin_: Path) -> No
 
 
 def test_who_asks_for_one_tool_of_many_in_one_file_has_to_ask_for_the_file(bin_: Path) -> None:
-    with pytest.raises(PolicyError, match="everything in there") as refusal:
+    with pytest.raises(PolicyError, match="everything in that") as refusal:
         found(bin_, "applet")
     assert "busybox" in refusal.value.hint
     assert str(bin_ / "busybox") in found(bin_, "busybox", "applet").programs

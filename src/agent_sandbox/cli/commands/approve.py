@@ -1,4 +1,4 @@
-"""`approve` and `deny`: show the questions that wait for an answer, exactly as they will be done, and answer them."""
+"""`approve` and `deny`: show the waiting questions, each with the exact action it is about, and answer them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class EnrollResult(VerbResult):
 
 
 def approve(options: ApproveOptions, console: Console) -> VerbResult:
-    """Show what waits, and answer it."""
+    """Show the waiting questions, and answer them."""
     if options.enroll:
         return EnrollResult(here().second_factor().enroll(user_name()))
     inbox = here().inbox(of=options.of)

@@ -29,7 +29,7 @@ Write = Callable[[bytes], object]
 
 @dataclass(frozen=True)
 class DiffRun:
-    """How the command of a diff ended."""
+    """The end of the command of a diff."""
 
     exit: int
     reason: ExitReason
@@ -41,8 +41,8 @@ class DiffRun:
 class DiffResult(VerbResult):
     """Changes with their content.
 
-    They were written one by one, and are not held here. `problem` says that a patch lacks content of the project, or that the changes of a
-    command could not be listed.
+    The changes were printed one by one, so `changes` is empty here. `problem` says that a patch lacks content of the project, or that the
+    changes of a command could not be listed.
     """
 
     kind = "diff"

@@ -160,7 +160,7 @@ def examine(here: Situation) -> list[CheckRow]:
         ("own /proc", probes.own_proc, "sees no process but its own", cure),
         ("seccomp", probes.system_call_filter, "few ways into the kernel", "needs CONFIG_SECCOMP_FILTER, on x86_64 or aarch64"),
         ("pidfd", probes.process_handles, "nothing outlives its supervisor", "Linux 5.3 or later is needed"),
-        ("openat2", probes.safe_opening, "reads what a guest wrote without being led astray", "Linux 5.6 or later is needed"),
+        ("openat2", probes.safe_opening, "opens a guest's files without following links out of them", "Linux 5.6 or later is needed"),
         ("a run", throw_away, "all of it together, on a clone of this machine", cure),
         ("state directory", state_directory, "sandboxes that outlive a command", "point XDG_STATE_HOME to a directory of your own"),
         ("a kept run", kept, "layers on that directory's disk", "point XDG_STATE_HOME to a local disk (ext4, xfs, btrfs)"),

@@ -40,7 +40,7 @@ class GrantResult(VerbResult):
     def text(self, console: Console) -> None:
         if not isinstance(self.elevation, Omitted):
             print(self.elevation)
-            console.note(f"{self.sandbox} is elevated for {self.seconds:g} s: {self.relaxes}; its runs end with that")
+            console.note(f"{self.sandbox} is elevated for {self.seconds:g} s: {self.relaxes}; its runs end when that expires")
             return
         print(self.token)
         often = f", at most {counted(self.times, 'time')}" if isinstance(self.times, int) else ""

@@ -45,7 +45,7 @@ _NOT_TRIED = (
 
 @dataclass(frozen=True)
 class _Learnt:
-    """A proposal, and what trying it showed; see `PolicyLearnResult`."""
+    """A proposal, and the results of trying it; see `PolicyLearnResult`."""
 
     proposal: Proposal
     code: int
@@ -74,7 +74,7 @@ class SettingFacts:
 
 @dataclass(frozen=True)
 class PolicyLearnResult(VerbResult):
-    """A proposed policy. `differs` says how the commands ended differently under it; `tried` is what else trying it showed."""
+    """A proposed policy. `differs` lists differences in how the commands ended under it; `tried` holds other results of trying it."""
 
     kind = "policy-learn"
 
@@ -88,7 +88,7 @@ class PolicyLearnResult(VerbResult):
 
     @property
     def code(self) -> int:
-        """As the commands exited; 1 if they ended differently under the proposal."""
+        """The exit code of the commands; 1 if they ended differently under the proposal."""
         return self.exit or (1 if self.differs else 0)
 
     def text(self, console: Console) -> None:
@@ -96,7 +96,7 @@ class PolicyLearnResult(VerbResult):
         self.say(console)
 
     def say(self, console: Console) -> None:
-        """Print what people should know about it."""
+        """Print the settings left out, remarks, and differences."""
         for each in self.left_out:
             console.note(f"not proposed: {each}")
         for each in (*self.remarks, *self.differs, *self.tried):
@@ -108,7 +108,7 @@ def learn(options: PolicyVerbOptions, console: Console) -> PolicyLearnResult:
     commands = tuple(Command(words) for words in options.commands)
     learnt = _learnt(options, commands)
     proposal = learnt.proposal
-    text = as_toml(proposal, heading=("what was seen to be needed by:", *(f"  {_typed(each)}" for each in commands)))
+    text = as_toml(proposal, heading=("needed by these commands:", *(f"  {_typed(each)}" for each in commands)))
     settings = tuple(SettingFacts(line.key, value, because) for line in proposal.lines for value, because in line.parts())
     result = PolicyLearnResult(text, settings, tuple(proposal.left_out), tuple(proposal.remarks), learnt.differs, learnt.tried, learnt.code)
     if not console.shows:

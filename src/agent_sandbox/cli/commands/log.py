@@ -95,18 +95,18 @@ class LogVerifyResult(VerbResult):
     def text(self, console: Console) -> None:
         removed = f", those before {self.removed_before} were removed when files were closed" if self.removed_before else ""
         print(f"examined    {counted(self.entries, 'entry', 'entries')}, {self.first} to {self.last}{removed}")
-        print(f"integrity   {'holds: nothing that is here was changed' if self.intact else 'BROKEN: ' + shown(self.fault)}")
-        print(f"complete    {({True: 'holds: all of it is here', False: 'INCOMPLETE', None: 'cannot be told'})[self.complete]}")
+        print(f"integrity   {'holds: no entry was changed' if self.intact else 'BROKEN: ' + shown(self.fault)}")
+        print(f"complete    {({True: 'holds: no entry is missing', False: 'INCOMPLETE', None: 'unknown'})[self.complete]}")
         for line in self.missing:
             print(f"  missing   {shown(line)}")
         for line in self.untold:
-            print(f"  not told  {shown(line)}")
+            print(f"  unknown   {shown(line)}")
         if self.torn or self.unsealed:
-            open_end = f", and {self.unsealed} bytes at the end are the next to be" if self.unsealed else ""
+            open_end = f", and {self.unsealed} bytes at the end not sealed yet" if self.unsealed else ""
             print(f"torn        {counted(self.torn, 'write')} cut short and sealed since{open_end}")
         if self.checkpoints:
             print(f"signed      {counted(len(self.checkpoints), 'checkpoint')}, the last on entry {max(self.checkpoints)}")
-        print(f"evidence    {'the key and the anchor in ' + shown(self.keys) if self.keys else 'none but what was given'}")
+        print(f"evidence    {'the key and the anchor in ' + shown(self.keys) if self.keys else 'only the given files'}")
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ def log_verify(options: LogVerifyOptions) -> LogVerifyResult:
         known = evidence(keys, notes, options.public_key) if keys else Evidence(notes=notes, public_key=options.public_key)
         report = examine(path, known)
         if file is None:
-            with suppress(FileNotFoundError):  # made anew, the index of `log` is one of what was examined
+            with suppress(FileNotFoundError):  # `log` then builds its index again, from the examined entries
                 os.unlink(os.path.join(os.path.dirname(path), INDEX))
     except OSError as error:
         raise LedgerUnavailable(f"the ledger {path} cannot be examined: {error.strerror or error}", hint="check who may read it") from error

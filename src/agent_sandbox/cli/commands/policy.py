@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from agent_sandbox._fast.values import dataclass
 from agent_sandbox.cli.context import effective_of, layers_for, project_of
 from agent_sandbox.cli.options import PolicyVerbOptions
-from agent_sandbox.cli.render.messages import Console, shown
+from agent_sandbox.cli.render.messages import Console, counted, shown
 from agent_sandbox.cli.results import VerbResult
 from agent_sandbox.engine.work import Command
 from agent_sandbox.policy.decide import Allow, Ask, Deny
@@ -50,14 +50,14 @@ class PolicyLintResult(VerbResult):
 
     @property
     def code(self) -> int:
-        """1 if there are any."""
+        """1 if there are oddities."""
         return 1 if self.remarks else 0
 
     def text(self, console: Console) -> None:
         for each in self.remarks:
             print(shown(f"{each.key}: {each.what} ({each.remedy})"))
         if not self.remarks:
-            console.note(f"nothing is odd about {self.files} policy files" if self.files else "there are no policy files")
+            console.note(f"no problems in {counted(self.files, 'policy file')}" if self.files else "there are no policy files")
 
 
 @dataclass(frozen=True)
@@ -106,11 +106,11 @@ class PolicyTestResult(VerbResult):
 
     @property
     def code(self) -> int:
-        """As a run would exit: 0 if allowed, 3 if a person would be asked, 126 if denied."""
+        """The exit code of such a run: 0 if allowed, 3 if it needs approval, 126 if denied."""
         return 0 if self.allowed else ASKED if self.asked else DENIED
 
     def text(self, console: Console) -> None:
-        print(shown(f"{'allowed' if self.allowed else 'asked about' if self.asked else 'denied'}: {self.why}"))
+        print(shown(f"{'allowed' if self.allowed else 'needs approval' if self.asked else 'denied'}: {self.why}"))
         if self.remedy:
             print(shown(f"  {self.remedy}"))
         for use in self.uses:

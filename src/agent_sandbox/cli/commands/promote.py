@@ -65,7 +65,7 @@ class PromoteResult(VerbResult):
             console.note(f"promoted {counted(len(self.changes), 'change')} to {self.root}{back}")
         else:
             settled = counted(len(self.settled), "change")
-            console.note(f"nothing had to be promoted; {settled} left the sandbox: the project is so already")
+            console.note(f"nothing to promote: {settled} already in the project, now dropped from the sandbox")
 
 
 @dataclass(frozen=True)
@@ -189,13 +189,13 @@ def _show(proposal: PromotionProposal, plan: Plan, project: str, console: Consol
         moved = [f"{path}: {each.why()}" for path, each in proposal.moved.items()]
         _list(f"{len(moved):,} changed in reality since the sandbox first touched them (--merge, --force):", moved, project)
     elif proposal.merged:
-        _list(f"{len(proposal.merged):,} merged with what is real now:", proposal.merged, project)
-    _list(f"{len(proposal.settled):,} need nothing: reality is so already, or stays as it is:", proposal.settled, project)
+        _list(f"{len(proposal.merged):,} merged with the real files:", proposal.merged, project)
+    _list(f"{len(proposal.settled):,} need no change: the real file is already the same, or is kept:", proposal.settled, project)
     _list(f"{len(proposal.conflicts):,} in conflict:", [conflict.sentence() for conflict in proposal.conflicts], project)
     for name, paths in proposal.protected().items():
-        agreed = " [agreed to]" if name in proposal.wanted.approved else f" (--approve {name})"
+        agreed = " [approved]" if name in proposal.wanted.approved else f" (--approve {name})"
         _list(f"{len(paths):,} of the protected kind {name!r}: {CLASSES[name]}{agreed}:", paths, project)
-    _list("left as it is:", [f"{left.path}: {left.what}" for left in plan.left_out], project)
+    _list("not promoted with it:", [f"{left.path}: {left.what}" for left in plan.left_out], project)
 
 
 def _list(heading: str, lines: Iterable[str], project: str) -> None:
@@ -210,9 +210,9 @@ def _list(heading: str, lines: Iterable[str], project: str) -> None:
 
 
 def agreement(proposal: PromotionProposal, plan: Plan, console: Console, *, yes: bool) -> PromotionProposal | None:
-    """Return the proposal with what the person at the terminal agreed to; None if they said no, or nobody was asked and `yes` is false.
+    """Return the proposal with the protected kinds that the user agreed to. None if they said no, or without a terminal and `yes`.
 
-    Nobody is asked about what cannot be done: carrying it out says why not.
+    Does not ask about a promotion that is impossible: carrying it out raises with the reason.
     """
     asking = console.asks
     if proposal.conflicts or plan.refused or (proposal.moved and proposal.wanted.drift == "refuse"):

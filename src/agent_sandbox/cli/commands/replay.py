@@ -88,7 +88,7 @@ def replay(options: ReplayOptions) -> ReplayResult:
 
 
 def _surroundings(options: ReplayOptions, record: Record) -> tuple[Policy, Mapping[str, str]]:
-    """Return the policy and the environment that fit the record: those of the command line, or those of `Sandbox()` in Python."""
+    """Return the policy and environment that the record was made with: the command line's, or those of `Sandbox()` in Python."""
     kinds = list(_kinds(options, _limits(options, record)))
     return next(((policy, env) for policy, env in kinds if rules_of(policy.files) == record.rules), kinds[0])
 

@@ -98,7 +98,7 @@ class PlansResult(VerbResult):
 
 @dataclass(frozen=True)
 class CarryOutResult(VerbResult):
-    """A plan, and whether it was carried out. `not_carried_out` is what it asked of the network."""
+    """A plan, and whether it was carried out. `not_carried_out` lists its network requests, which are never repeated."""
 
     kind = "carry-out"
 

@@ -20,7 +20,7 @@ _LISTED = 10  # drifted paths; those that the sandbox changed too come first
 
 @dataclass(frozen=True)
 class PlaceCounts:
-    """How many changes are where."""
+    """The number of changes in each place."""
 
     project: int
     elsewhere: int
@@ -145,7 +145,7 @@ def _drift(sandbox: ProjectSandbox, pending: Pending, masks: list[str]) -> Drift
 
 
 def _size(sandbox: ProjectSandbox) -> int:
-    """Return what the sandbox takes of the disk: for an image, all that is reserved for it."""
+    """Return the disk usage of the sandbox: for an image, all blocks reserved for it."""
     if not sandbox.state.exists:
         return 0
     directory = os.open(sandbox.state.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

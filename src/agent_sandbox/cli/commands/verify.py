@@ -88,11 +88,11 @@ class InterruptedResult(VerbResult):
 
     @property
     def code(self) -> int:
-        """128 and the signal, as a shell has it."""
+        """128 plus the number of the signal, as in a shell."""
         return 128 + self.signal
 
     def text(self, console: Console) -> None:
-        """Print nothing: a person knows what they pressed."""
+        """Print nothing: the user caused the signal."""
 
 
 def verify(options: VerifyOptions, console: Console) -> VerbResult:
@@ -160,7 +160,7 @@ def _must_run(box: Box) -> None:
 
 
 def _project(options: VerifyOptions) -> Project:
-    """Return the user's project, for the policy; the current directory where `run` would refuse it for being too large."""
+    """Return the user's project, whose policy is used; the current directory if `run` would refuse the project, such as `/` or the home."""
     try:
         return project_of(options.project)
     except PolicyError:

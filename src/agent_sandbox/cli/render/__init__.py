@@ -1,1 +1,1 @@
-"""How results are shown: text for people, JSON for programs."""
+"""Renderers of results: text for people, JSON for programs."""

@@ -84,7 +84,7 @@ class Material:
 
 
 def gather(show: ShowOptions, project: str, changes: ChangeSet, contents: Contents, former: FormerContents | None = None) -> Material:
-    """Return the material for these options. Without `former`, the old side is the machine as it is now."""
+    """Return the changes and contents to show with these options. Without `former`, the old side is the machine as it is now."""
     everything = show.everything
     chosen = pair_renames(only(changes, show.only, project))
     limits = EVERYTHING if everything else DEFAULT
@@ -137,7 +137,7 @@ def rows(show: ShowOptions, material: Material, *, columns: int, words: bool) ->
                 else:
                     yield from unified(preview, relative_to=material.project, limits=material.limits, words=words)
                 if change.inside and not material.everything:
-                    yield ours(WARNING, "\\ what goes with it is listed with --all")
+                    yield ours(WARNING, "\\ its contents are listed with --all")
 
     return _sections(material, in_full)
 
@@ -177,13 +177,13 @@ def listed(change: Change) -> Row:
     """Return one change as one line."""
     more = f" and {counted(change.inside, 'entry', 'entries')} below it" if change.inside else ""
     renamed = f" renamed from {named(change.renamed_from)}" if change.renamed_from else ""
-    hidden = " (something real that was hidden from the sandbox is here)" if change.masks_real else ""
+    hidden = " (a real file that was hidden from the sandbox is here)" if change.masks_real else ""
     return ours(FACT, f"{LETTERS[change.kind]} {named(change.path)}{more}{renamed}{hidden}")
 
 
 _COLUMNS = 120  # where there is no terminal to ask
 _NAMED = 10  # entries that a patch lacks, one by one
-_MOST_ENTRIES = 1_000_000  # of a directory that goes away: git has to be told each
+_MOST_ENTRIES = 1_000_000  # of a deleted directory: a git patch must name each
 
 
 def refuse_on_a_terminal(show: ShowOptions) -> None:
@@ -196,7 +196,7 @@ def refuse_on_a_terminal(show: ShowOptions) -> None:
 
 
 def patch(material: Material, write: Callable[[bytes], object], console: Console) -> bool:
-    """Write a patch and print what it lacks. Returns whether it is complete: git cannot be given all content."""
+    """Write a patch, and print the changes that a git patch cannot hold. Returns whether it is complete."""
     files = material.files
     caches = tuple(change for change in files.noise if covers(material.project, change.path))
     inside = sorted((*files.project, *(caches if material.everything else ())), key=lambda change: change.path)
@@ -295,7 +295,7 @@ class ShownChange:
 def shown_changes(material: Material, plans: Mapping[str, PlanFacts] | None = None) -> Iterator[ShownChange]:
     """Return the changes as data. Content is given for the project, and with --all for every change.
 
-    `plans` are by path; what goes with a directory has that of the directory.
+    `plans` are keyed by path; an entry below a changed directory has the plan of that directory.
     """
     files = material.files
     places: tuple[tuple[Literal["project", "elsewhere", "noise"], tuple[Change, ...]], ...]

@@ -44,11 +44,11 @@ def opening(plan: EffectPlan) -> Iterator[Row]:
     if plan.unlisted:
         yield ours(WARNING, f"It cannot be carried out: {plan.unlisted}")
     if plan.on_the_sandbox:
-        yield ours(NOTE, "Made on the changes in the project's sandbox; compared with the machine as it is.")
+        yield ours(NOTE, "The command saw the changes in the project's sandbox; the diff compares with the real files.")
 
 
 def without_history(material: Material) -> tuple[Material, tuple[Change, ...]]:
-    """Return the material without changes of git's own records, unless all are wanted; and those changes."""
+    """Split off the changes of git's own records, unless everything is shown. Returns the other changes, and those."""
     if material.everything:
         return material, ()
     apart = tuple(change for change in material.files.project if _only_recorded(change, material))
@@ -88,7 +88,7 @@ def closing(plan: EffectPlan, *, kept: bool) -> Iterator[Row]:
             )
         yield from _more(plan.programs)
     if plan.network or plan.requests:
-        yield from _section(f"Network: {len(plan.network) or len(plan.requests)}, none of which was let out")
+        yield from _section(f"Network: {len(plan.network) or len(plan.requests)}, all blocked")
         for request in plan.network[:_LISTED]:
             yield ours(WARNING, f"{request.action} {named(request.target)}{_by(request.program)}{_times(request.times)}")
         for target in plan.requests[:_LISTED] if not plan.network else ():
@@ -159,7 +159,7 @@ def _grouped(plan: EffectPlan) -> dict[tuple[Level, str], list[str]]:
 
 @dataclass(frozen=True)
 class EndedFacts:
-    """How the command of a plan ended."""
+    """The end of the command of a plan."""
 
     code: int
     reason: str
@@ -214,7 +214,7 @@ class NetworkFacts:
 
 @dataclass(frozen=True)
 class SecretFacts:
-    """A secret that the command came near."""
+    """A secret that the command tried to read, or was given."""
 
     sort: str
     name: PathName
@@ -279,5 +279,5 @@ def plan_head(plan: EffectPlan) -> PlanHead:
 
 
 def plans_by_path(plan: EffectPlan) -> dict[str, PlanFacts]:
-    """Return what a plan says about each changed path."""
+    """Return the statements of a plan about each changed path."""
     return {effect.path: PlanFacts(effect.sha256 or None, effect.risk) for effect in plan.files}

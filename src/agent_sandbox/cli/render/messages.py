@@ -13,9 +13,10 @@ PROGRAM = "agent-sandbox"
 
 @dataclass(frozen=True)
 class Console:
-    """The person at the command line, as a verb sees them: who to tell, and who to ask.
+    """The interface of a verb to the user: it prints messages and asks questions.
 
-    `shows` is false with --json: then nobody is asked, and standard output is for one document. `everything` wants long lists in full.
+    `shows` is false with --json: then no questions are asked, and standard output holds one document. With `everything`, long lists are
+    printed in full.
     """
 
     quiet: bool = False

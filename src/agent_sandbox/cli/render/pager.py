@@ -78,7 +78,7 @@ class _Sink:
             raise _PagerGone from error
 
     def _start(self) -> Callable[[bytes], object]:
-        # Without a shell, and with less told to offer none: what is on the screen may have been made to tempt somebody into one.
+        # Without a shell, and less may not start one either: a guest's text on the screen may trick the reader into using it.
         settings = {"LESSSECURE": "1", "LESS": os.environ.get("LESS", "FRX")}
         environment = {name: value for name, value in os.environ.items() if name not in ("LESSOPEN", "LESSCLOSE")} | settings
         command = [*self._command, "-R"] if os.path.basename(self._command[0]) == "less" else self._command
@@ -96,7 +96,7 @@ class _Sink:
         signal.signal(signal.SIGINT, self._interrupt or signal.SIG_DFL)
 
     def forget(self) -> None:
-        """Drop what was held back: half of it would be taken for all."""
+        """Drop the buffered output after a failure, so that half of it is not taken for all."""
         self._held.clear()
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from agent_sandbox.policy.tokens import Genuine, Token
 
 
 class InboxApprover:
-    """Asks a person through an inbox, for one run of a sandbox. `needs` is what a yes requires."""
+    """Asks a person through an inbox, for one run of a sandbox. `needs` are the conditions on an approval, such as a second factor."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class InboxApprover:
         return self._inbox.ask(question)
 
     def end(self) -> None:
-        """Take back what was allowed for the whole run, which is over."""
+        """Revoke the approvals that were given for this run, which is over."""
         self._inbox.end_run(self._run)
 
 
@@ -70,9 +70,9 @@ class CapabilityApprover:
         otherwise: Approver | None = None,
         counts: Callable[[Word], bool] | None = None,
     ) -> None:
-        """`counts` returns whether a grantor's word is enough; without it everybody's is."""
+        """`counts` tells whether a grantor's approval counts; without it everybody's does."""
         self._capabilities = capabilities
-        self._tokens = tokens  # looked at for each question: what is handed over later counts from then on
+        self._tokens = tokens  # read for each question, so that tokens given later count, too
         self._sandbox = sandbox
         self._otherwise = otherwise
         self._counts = counts
@@ -85,14 +85,14 @@ class CapabilityApprover:
             check = self._capabilities.use(token, action, sandbox=self._sandbox, counts=self._counts)
             if isinstance(check, Genuine):
                 name = check.names[0]
-                if name not in self._marks:  # so that who revokes it is told what goes on
+                if name not in self._marks:  # so that `revoke` can name the processes that still use it
                     self._marks[name] = self._capabilities.mark(name)
                 return Granted(f"capability {name}")
             why = check.why
         return self._otherwise.ask(action, verdict, deadline) if self._otherwise is not None else Refused(why)
 
     def end(self) -> None:
-        """End the marks: nothing runs any more under these capabilities."""
+        """Remove the in-use marks of these capabilities: the run is over."""
         while self._marks:
             self._marks.popitem()[1].end()
         if self._otherwise is not None:
@@ -114,7 +114,7 @@ class Desk:
         clock: Callable[[], float],
         counts: Callable[[Word], bool] | None = None,
     ) -> None:
-        """`counts` returns whether a grantor's word is enough under this policy; without it everybody's is."""
+        """`counts` tells whether a grantor's approval counts under this policy; without it everybody's does."""
         self._inbox = inbox
         self._capabilities = capabilities
         asks = policy.asks
@@ -127,9 +127,9 @@ class Desk:
         return self._first.ask(action, verdict, deadline)
 
     def end(self) -> None:
-        """Take back what was allowed for the run, which is over, and end the marks of its capabilities.
+        """Revoke the approvals of this run, which is over, and remove the in-use marks of its capabilities.
 
-        And what others have left when their time was over, without being there to see to it.
+        Also sweeps expired approvals and capabilities of processes that died.
         """
         self._first.end()
         self._inbox.sweep()

@@ -28,11 +28,11 @@ from agent_sandbox.ledger.keys import make_private, sync_directory, write_once
 from agent_sandbox.policy.approval_rules import ANOTHER_USER, SECOND_FACTOR, Word
 
 MOST_WAITING = 16  # questions at once; a person answers a few, and more are a flood
-MOST_OF_ONE = 8  # of them from one sandbox, so that one that floods leaves room for the others
+MOST_OF_ONE = 8  # questions from one sandbox, so that a flood from one leaves room for others
 RUN_SECONDS = 3600.0  # how long an answer for a whole run holds, unless its giver says otherwise
 _QUESTION, _ANSWER, _TAKEN, _ASKED, _LOCK = "question", "answer", "taken", "asked", "lock"
-_GONE = ".gone"  # what is being cleared away
-_LARGEST = 16 << 20  # bytes of a question with its diff: what takes a list of them seconds to show, and nobody reads
+_GONE = ".gone"  # suffix of directories that are being removed
+_LARGEST = 16 << 20  # bytes of a question with its diff: a longer one takes seconds to list, and no person reads it
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Waiting:
 
 
 class Inbox:
-    """The inbox in one directory. Safe for threads and processes at once. `pause` is called between two looks for an answer."""
+    """An inbox in one directory. Safe for many threads and processes. `pause` is called between two checks for an answer."""
 
     def __init__(
         self,
@@ -76,11 +76,11 @@ class Inbox:
         self._visiting = visiting
 
     def ask(self, question: Question) -> Granted | Refused:
-        """Wait for an answer to exactly this question. Raises what the ledger raises, and OSError when it cannot wait."""
+        """Put the question and wait for an answer to exactly it. Raises what the ledger raises, and OSError."""
         while self._clock() < question.until:
             if (found := self._valid(os.path.join(self._standing, question.group()), question)) is not None:
                 return Granted(found[0].by, found[1])  # to the same question, earlier in this run
-            # Another one each time it is put: an answer that was taken is none to what is asked again.
+            # A new nonce each time: a consumed answer must not count for the same question asked again.
             question = replace(question, nonce=os.urandom(16).hex())
             waits = self._put(question)
             if isinstance(waits, Refused):
@@ -106,7 +106,7 @@ class Inbox:
 
     def answer(self, name: str, decision: Decision, *, digest: str, by: str, seconds: float = RUN_SECONDS, code: str | None = None) -> None:
         """Answer a question. `digest` is that of the text shown, so that the question cannot be swapped before the yes.
-        What is allowed for the whole run is taken back after so many `seconds`. `code` is a second factor; anybody may say no without.
+        An approval for the whole run expires after `seconds`. `code` is a second factor; a no needs none.
 
         Recorded before it counts. Raises `PolicyError` when there is no such question any more, or another one in its place.
         """
@@ -129,7 +129,7 @@ class Inbox:
             raise PolicyError("somebody else has already answered", hint="list what is waiting, and look again") from None
 
     def _check_needs(self, question: Question, code: str | None) -> None:
-        """Raise `PolicyError` now for a yes that would not count."""
+        """Raise `PolicyError` at once for an approval that would not count."""
         if ANOTHER_USER in question.needs and os.getuid() == question.asker:
             raise PolicyError("this needs the approval of another user than the asker", hint="as root: agent-sandbox approve --of USER")
         if self._approvers is not None and os.getuid() not in self._approvers:
@@ -142,7 +142,7 @@ class Inbox:
             raise PolicyError("this needs a second factor, and the code is not valid", hint="give a fresh code: --code 123456")
 
     def end_run(self, run: str) -> None:
-        """Take back what was allowed for a run, and record that."""
+        """Revoke the approvals that were given for a run, and record that."""
         for name in _names(self._standing):
             place = os.path.join(self._standing, name)
             question = _question(place)
@@ -150,14 +150,14 @@ class Inbox:
                 self._take_back(place, question, "the run is over")
 
     def sweep(self) -> None:
-        """Take back what has expired, and remove questions whose askers are gone."""
+        """Revoke expired approvals, and remove questions whose askers are gone."""
         for name in _names(self._standing):
             place = os.path.join(self._standing, name)
             if (question := _question(place)) is not None and self._valid(place, question) is None:
                 self._take_back(place, question, "its time was over")
         for directory in (self._waiting, self._standing):
             for name in os.listdir(directory) if os.path.exists(directory) else ():
-                if name.endswith(_GONE):  # who was about to is gone, too
+                if name.endswith(_GONE):  # the process that was removing it has died
                     _remove(os.path.join(directory, name))
         if not os.path.exists(self._waiting):
             return
@@ -173,7 +173,7 @@ class Inbox:
             waiting = [each for place in self._places() if (each := self._open_question(place)) is not None]
             for each in waiting:
                 if each.group() == question.group():
-                    with suppress(FileNotFoundError):  # answered and taken just now: who waits for it finds that out
+                    with suppress(FileNotFoundError):  # just answered, and the answer consumed: the waiting process notices that
                         _append(os.path.join(self._place(each), _ASKED))
                     return each
             own = sum(each.sandbox == question.sandbox for each in waiting)
@@ -191,7 +191,7 @@ class Inbox:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Hold the lock: nobody else writes or sweeps meanwhile."""
+        """Hold the lock, so that no other process writes or sweeps."""
         make_private(self._waiting)
         lock = os.open(os.path.join(self._waiting, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
@@ -214,7 +214,7 @@ class Inbox:
         return [os.path.join(self._waiting, name) for name in _names(self._waiting)]
 
     def _awaited(self, question: Question) -> Granted | Refused | None:
-        """Wait for the answer; None if nobody answered, or another asker of the same question used it up."""
+        """Wait for the answer; None if there was none, or another asker of the same question consumed it."""
         place = self._place(question)
         while self._clock() < question.until:
             if os.path.exists(os.path.join(place, _ANSWER)):
@@ -232,7 +232,7 @@ class Inbox:
         return None
 
     def _taken(self, place: str, question: Question, answer: Answer, word: Word) -> Granted | Refused | None:
-        if ANOTHER_USER in question.needs:  # who wrote it in another ledger
+        if ANOTHER_USER in question.needs:  # the approver's own ledger is another one
             facts = {
                 "digest": answer.digest,
                 "decision": answer.decision.value,
@@ -242,15 +242,15 @@ class Inbox:
             self._ledger.record(Noted("approval.received", facts, question.sandbox), lasting=True)
         match answer.decision:
             case Decision.NO:
-                return Refused(f"{answer.by} said no")  # to all who wait; it is cleared away when its time is over
+                return Refused(f"{answer.by} said no")  # for every waiting process; it is removed when it expires
             case Decision.FOR_THIS_RUN:
                 make_private(self._standing)
-                with suppress(OSError):  # another who waited was first, and did the same
+                with suppress(OSError):  # another waiting process was first, and did the same
                     os.rename(place, os.path.join(self._standing, question.group()))
                     sync_directory(self._standing)
                 return Granted(answer.by, word)
             case Decision.ONCE:
-                try:  # a mark beside it: while the answer is there nobody can answer again
+                try:  # a mark beside it: as long as the answer exists, there can be no second one
                     os.close(os.open(os.path.join(place, _TAKEN), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
                 except (FileNotFoundError, FileExistsError):
                     return None  # it was good for one, and that was another
@@ -260,9 +260,9 @@ class Inbox:
                 return Granted(answer.by, word)
 
     def _valid(self, place: str, question: Question, *, refusals: bool = False) -> tuple[Answer, Word] | None:
-        """Return the answer in this place if it is valid: sealed, in time, to this question, by somebody whose word counts.
+        """Return the answer in this place if it is valid: sealed, in time, to this question, and by a person whose approval counts.
 
-        For a standing one the question of the time is read again, and has to be of the same group as this one.
+        An approval for the whole run is compared with the question that it was given to, which must be of the same group as this one.
         """
         try:
             descriptor = _opened(os.path.join(place, _ANSWER))
@@ -285,7 +285,7 @@ class Inbox:
         return (answer, word) if stands and earlier is not None and earlier.group() == question.group() else None
 
     def _counts(self, answer: Answer, word: Word, question: Question) -> bool:
-        """Return whether the answer comes from somebody who may give it, with a second factor if needed. A no needs neither."""
+        """Return whether this person's answer counts, with a second factor if needed. A no always counts."""
         needs = question.needs.split(", ") if answer.decision is not Decision.NO else ()
         return word.counts(needs, self._approvers, asker=os.getuid())
 
@@ -345,16 +345,16 @@ def _question(place: str) -> Question | None:
 
 def _clear(place: str) -> None:
     """Remove a question with all that belongs to it."""
-    # As a whole, and first: file by file, somebody could still answer what was answered, and another take that.
+    # Rename all of it first: removed file by file, the question could be answered again, and that answer be consumed.
     gone = f"{place}.{os.urandom(8).hex()}{_GONE}"
-    with suppress(FileNotFoundError):  # another clears it, too
+    with suppress(FileNotFoundError):  # another process removes it, too
         os.rename(place, gone)
         _remove(gone)
 
 
 def _remove(place: str) -> None:
-    with suppress(OSError):  # another does it, too; or somebody has just put an answer there, and the next one clears that away
-        for name in os.listdir(place):  # also what somebody who was killed has left
+    with suppress(OSError):  # another process removes it, too; or has just put an answer there, which the next sweep removes
+        for name in os.listdir(place):  # also files left by a killed process
             os.unlink(os.path.join(place, name))
         os.rmdir(place)
 

@@ -33,7 +33,7 @@ class Question:
     until: float
     details: str = ""
     nonce: str = ""
-    needs: str = ""  # what a yes requires, in the words of `policy.approval_rules`
+    needs: str = ""  # the conditions on an approval, by their names in `policy.approval_rules`
     asker: int = -1  # the user who asks, by number
 
     def encoded(self) -> bytes:
@@ -67,7 +67,7 @@ def decoded(content: bytes) -> Question | None:
 def shown(question: Question) -> str:
     """Return the question as text for a person, complete, in printable characters and line ends only.
 
-    It is made from what will be done, not from what somebody says about it.
+    It is made from the action itself, not from a description of it.
     """
     return "\n".join(_lines(question)) + "\n"
 
@@ -113,7 +113,7 @@ def _texts(value: object) -> Iterator[str]:
             yield from _texts(item)
 
 
-PURPOSE = b"approvals"  # what the key is derived for
+PURPOSE = b"approvals"  # the purpose of the derived key
 _TITLE, _FACTOR = "approval 2", "second factor"
 
 

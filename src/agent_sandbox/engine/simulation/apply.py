@@ -31,9 +31,9 @@ class Ready:
     plan: EffectPlan
     kept: SavedPlan
     stored: Stored  # the project's sandbox
-    clone: Stored  # what the simulation left
+    clone: Stored  # the sandbox that the simulation ran in
     proposal: PromotionProposal
-    left_out: tuple[str, ...] = ()  # caches and scratch files that were not asked for
+    left_out: tuple[str, ...] = ()  # caches and scratch files, which are not promoted
 
 
 @contextmanager
@@ -48,10 +48,10 @@ def opened(
     caches: bool = False,
     files_only: bool = False,
 ) -> Iterator[Ready]:
-    """Open the plan with this digest, or beginning of one; check it, and lock the project's sandbox. Nothing is done yet.
+    """Open and check the plan whose digest begins with `prefix`, and lock the project's sandbox. Changes nothing yet.
 
-    `stored_of` and `policy_of` give a project's sandbox and its policy as it is now. Raises `PolicyError` for a plan that is not there, was
-    begun already, is not as it was shown, or is not good any more; `Drift` is raised when it is carried out.
+    `stored_of` and `policy_of` return the sandbox and the current policy of a project. Raises `PolicyError` for a plan that is missing,
+    already begun, altered or out of date. Drift is checked later, by `carry`.
     """
     with plans.opened(prefix) as kept:
         plan = _read(kept)
@@ -68,7 +68,7 @@ def opened(
 
 
 def carry(ready: Ready, proposal: PromotionProposal, plans: Plans, gate: Gate, *, details: Callable[[], str] = str) -> CarriedOver:
-    """Apply a plan. `proposal` is that of `ready`, with what was approved. Raises as `promote.carry_out`; nothing was changed then."""
+    """Apply a plan. `proposal` is that of `ready` with its approvals. Raises as `promote.carry_out` does; nothing was changed then."""
     ready.kept.begin()
     try:
         done = carry_out(proposal, ready.stored, gate, details=details)
@@ -105,7 +105,7 @@ def _refuse_beyond_files(plan: EffectPlan, *, files_only: bool) -> None:
         raise PolicyError(
             f"the plan needs the network, which sandboxes of this version do not have: it asked for {', '.join(plan.requests[:5])}"
             f"{' and more' if len(plan.requests) > 5 else ''}",
-            hint="--files-only carries over what it changed, and nothing else; or run the command yourself",
+            hint="--files-only applies its file changes alone; or run the command yourself",
         )
 
 

@@ -34,7 +34,7 @@ _OPENING = ("read", "write", "execute")
 
 
 def file_effects(changes: ChangeSet, contents: Contents, project: str) -> tuple[dict[str, FileEffect], str]:
-    """Return the effects of changes by path, without risks; and why some content was not read, or nothing."""
+    """Return the effects of changes by path, without risks; and the reason why some content was not read, empty if all was."""
     room, problem = MOST_READ, ""
     effects: dict[str, FileEffect] = {}
     for change in changes:
@@ -77,7 +77,7 @@ def with_risks(effects: Iterable[FileEffect], changes: ChangeSet, contents: Cont
         if len(part):
             try:
                 classes |= protected_classes(part, look_at(root, part), contents, root=root)
-            except (OSError, WorkspaceError):  # what is really there cannot be looked at; names tell the most of it
+            except (OSError, WorkspaceError):  # the real files cannot be examined; most classes depend on names alone
                 classes |= classes_of_all(part, root)
     by_path = {change.path: change for change in changes}
     return tuple(
@@ -87,7 +87,7 @@ def with_risks(effects: Iterable[FileEffect], changes: ChangeSet, contents: Cont
 
 
 def understood(work: Work) -> Understanding | None:
-    """Return what the command line says that it does; None for other code."""
+    """Return the analysis of the command line; None for code other than bash."""
     if isinstance(work.what, Code):
         return understand(work.what.source) if work.what.language == "bash" else None
     argv = work.what.argv
@@ -145,7 +145,7 @@ def secrets(observed: Iterable[Observed], masks: Iterable[Mask], env: Mapping[st
 
 MOST_FILES = 5_000
 MOST_BYTES = 256 << 20
-NOT_ALL = "it read more of the project than is remembered: whether that is still the same is not looked at when the plan is carried out"
+NOT_ALL = "it read more files of the project than are recorded: carry-out cannot check whether all of them are unchanged"
 _CHUNK = 1 << 20
 
 

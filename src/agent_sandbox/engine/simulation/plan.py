@@ -101,9 +101,9 @@ class Ended:
 class EffectPlan:
     """The effects of a command. `digest` identifies the whole plan.
 
-    `governed` is the digest of the policy it was made under, `base` that of what waited in the project's sandbox and was there for it (or
-    `BARE`, where nothing was); both have to be the same when it is carried out. `watched` says whether somebody saw what it started,
-    opened and asked for; where nobody did, `programs` is what its text names.
+    `governed` is the digest of the policy it was made under. `base` is the digest of the unpromoted changes that the command saw, or `BARE`
+    if there were none. Both must be the same when it is carried out. `watched` says whether the run was observed; if not, `programs` are
+    those named in the command line.
     """
 
     command: tuple[str, ...]
@@ -118,12 +118,12 @@ class EffectPlan:
     network: tuple[NetworkRequest, ...] = ()
     secrets: tuple[SecretUse, ...] = ()
     predicted: tuple[Prediction, ...] = ()
-    read: tuple[Input, ...] = ()  # of the project, as far as somebody watched; see `inputs`
-    words: tuple[str, ...] = ()  # what it comes to, in sentences, each beginning with a word of ours: git, sandbox
+    read: tuple[Input, ...] = ()  # of the project, as far as the run was observed; see `inputs`
+    words: tuple[str, ...] = ()  # a summary in sentences, each after a prefix of ours: git, sandbox
     notes: tuple[str, ...] = ()
     watched: bool = False
     unseen: str = ""  # why not all that it tried was seen
-    unlisted: str = ""  # why its files cannot be told, or cannot be told exactly enough to be carried over
+    unlisted: str = ""  # why its file changes are not known, or not exactly enough to be applied
 
     @property
     def risk(self) -> Risk:

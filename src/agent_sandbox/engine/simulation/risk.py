@@ -54,7 +54,7 @@ def of_change(change: Change, classes: Collection[str], *, place: str) -> Risk:
     """Return the risk of a change. `classes` are its protected classes; `place` is project, elsewhere or noise."""
     risks = [Risk(Level.MEDIUM if name == HISTORY else Level.HIGH, CLASSES[name]) for name in sorted(classes)]
     if change.masks_real:
-        risks.append(Risk(Level.HIGH, "something real that was hidden from the sandbox is here"))
+        risks.append(Risk(Level.HIGH, "a real file that was hidden from the sandbox is here"))
     if place == "elsewhere":
         system = change.path.startswith(tuple(f"{each}/" for each in _SYSTEM)) or change.path in _SYSTEM
         risks.append(Risk(Level.HIGH, "it belongs to the system") if system else Risk(Level.MEDIUM, "it lies outside the project"))
@@ -67,7 +67,7 @@ def _by_kind(change: Change) -> Iterable[Risk]:
     if before is not None and (after is None or after.type is not before.type):
         going = change.inside + 1 if before.type is EntryType.DIRECTORY else 1
         many = going > _MANY_DELETIONS
-        what = f"a directory goes away, with {change.inside:,} entries in it" if change.inside else "it goes away"
+        what = f"a directory is deleted, with {change.inside:,} entries in it" if change.inside else "it is deleted"
         yield Risk(Level.HIGH if many else Level.MEDIUM, "its content moves elsewhere" if change.renamed_from else what)
     if after is not None and after.type is EntryType.DEVICE:
         yield Risk(Level.HIGH, "it is a device")
@@ -80,17 +80,17 @@ def _by_kind(change: Change) -> Iterable[Risk]:
 def of_deletions(count: int) -> Risk:
     """Return the risk of all deletions together."""
     if count > BULK_LIMIT:
-        return Risk(Level.HIGH, f"{count:,} files and directories go away")
-    return Risk(Level.MEDIUM, f"{count:,} files and directories go away") if count > _MANY_DELETIONS else NONE
+        return Risk(Level.HIGH, f"{count:,} files and directories are deleted")
+    return Risk(Level.MEDIUM, f"{count:,} files and directories are deleted") if count > _MANY_DELETIONS else NONE
 
 
 _PREDICTED = {
-    Does.DESTROYS: Risk(Level.HIGH, "the same tool cannot bring back what it removes"),
-    Does.PRIVILEGE: Risk(Level.HIGH, "it becomes somebody else"),
+    Does.DESTROYS: Risk(Level.HIGH, "the same tool cannot undo it"),
+    Does.PRIVILEGE: Risk(Level.HIGH, "it changes its user or privileges"),
     Does.SYSTEM: Risk(Level.HIGH, "it is about services, mounts, accounts or the kernel"),
-    Does.NETWORK: Risk(Level.MEDIUM, "it reaches beyond this machine"),
+    Does.NETWORK: Risk(Level.MEDIUM, "it uses the network"),
     Does.PROCESSES: Risk(Level.MEDIUM, "it signals or traces other processes"),
-    Does.UNKNOWN: Risk(Level.MEDIUM, "the text of the command does not tell all that it does"),
+    Does.UNKNOWN: Risk(Level.MEDIUM, "not all effects are visible in the text of the command"),
 }
 
 
@@ -101,7 +101,7 @@ def of_prediction(kind: Does) -> Risk:
 
 def of_program(allowed: bool) -> Risk:
     """Return the risk of a program that was started, or not allowed to."""
-    return NONE if allowed else Risk(Level.MEDIUM, "the policy does not let it be started")
+    return NONE if allowed else Risk(Level.MEDIUM, "the policy does not allow it")
 
 
 def of_request(kind: str, target: str) -> Risk:
@@ -111,28 +111,28 @@ def of_request(kind: str, target: str) -> Risk:
         return Risk(Level.HIGH, "the machine's credentials are handed out there")
     if kind == "listen":
         return Risk(Level.LOW, "it waits for others to connect, inside the sandbox")
-    return Risk(Level.MEDIUM, "it would reach beyond this machine")
+    return Risk(Level.MEDIUM, "it would use the network")
 
 
 def of_secret(kind: str, why: str) -> Risk:
     """Return the risk of a secret: a given variable, or a file that it tried to read."""
     if kind == "variable":
         return Risk(Level.MEDIUM, "it was handed in, and could be written or sent anywhere it reaches")
-    return Risk(Level.HIGH, f"it tried to read what is hidden: {why}")
+    return Risk(Level.HIGH, f"it tried to read a hidden file: {why}")
 
 
 def of_unlisted(why: str) -> Risk:
     """Return the risk of changes that cannot be listed."""
-    return Risk(Level.HIGH, f"not all that it changed can be told: {why}") if why else NONE
+    return Risk(Level.HIGH, f"not all of its changes can be listed: {why}") if why else NONE
 
 
 def of_unseen(why: str) -> Risk:
     """Return the risk of an incomplete observation: there may be more requests, programs and secrets."""
-    return Risk(Level.MEDIUM, f"not all that it tried was seen: {why}") if why else NONE
+    return Risk(Level.MEDIUM, f"not all of its attempts were observed: {why}") if why else NONE
 
 
 def of_end(code: int, reason: str) -> Risk:
     """Return the risk of how the run ended."""
     if reason != "exited":
-        return Risk(Level.MEDIUM, "it was cut off, so what it changed may be half of it")
-    return Risk(Level.MEDIUM, "it failed, so what it changed may be half of it") if code else NONE
+        return Risk(Level.MEDIUM, "it was cut off, so its changes may be incomplete")
+    return Risk(Level.MEDIUM, "it failed, so its changes may be incomplete") if code else NONE

@@ -54,8 +54,8 @@ def simulated(
     """Simulate the work. Raises as `Session.run` does.
 
     `waiting` is the project's sandbox with unpromoted changes, and None for a clone of the bare machine. `governed` is the digest of the
-    policy under which the plan is valid. `on_busy` is told who uses the sandbox, which is then waited for; without it `Busy` is raised.
-    Without `keep` nothing is left after the block.
+    policy under which the plan is valid. If the sandbox is in use, `on_busy` is called with its user and this waits; without it, `Busy` is
+    raised. Without `keep` the plan is removed after the block.
     """
     policy = session.policy
     with plans.making(project) as state:
@@ -98,7 +98,7 @@ def _listed(read: Callable[[], ChangeSet]) -> tuple[ChangeSet, str]:
 
 
 def plan_apart(session: Session, work: Work, project: str, *, clock: Callable[[], float] = time.time) -> EffectPlan:
-    """Plan work in a sandbox without a project, on throw-away layers. The plan cannot be applied."""
+    """Simulate work on throw-away layers, in a sandbox without a project. The plan cannot be applied."""
     file_effects: list[tuple[FileEffect, ...]] = []
     problems: list[str] = []
 
@@ -115,7 +115,7 @@ def plan_apart(session: Session, work: Work, project: str, *, clock: Callable[[]
 
 
 def _given_up(path: str) -> str:
-    return f"sandbox: what waits at {path} is taken back: it would be on the machine as it is now"
+    return f"sandbox: its unpromoted change at {path} is undone"
 
 
 def _seeded(state: PlanState, waiting: Stored, policy: Policy, on_busy: Callable[[Busy], None] | None) -> dict[str, FileEffect]:
@@ -165,10 +165,10 @@ def plan_of(
     governed: str,
     clock: Callable[[], float],
 ) -> EffectPlan:
-    """Return the plan of a run, without what only its layers tell."""
+    """Return the plan of a run. The caller adds the facts that it reads from the layers."""
     read = effects.understood(work)
     observed = outcome.observed
-    watched = bool(observed)  # the start of the program at least, where somebody watches
+    watched = bool(observed)  # an observed run has at least the start of its program
     end = outcome.exit
     return EffectPlan(
         command=_command(work),

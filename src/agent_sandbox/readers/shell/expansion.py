@@ -362,7 +362,7 @@ def _letters(written: str) -> str:
 def is_command(name: str, value: str) -> bool:
     """Whether a variable with this value hands a command line to the programs that read it.
 
-    A single word does not count: it is the editor, pager or browser that people set there, started only when there is somebody to use it.
+    A single word does not count: it names an editor, pager or browser, which starts only for interactive use.
     """
     return name in _COMMANDS and not value.replace("-", "").replace(":", "").isalnum() and bool(value)
 

@@ -172,7 +172,7 @@ def _ends(fields: Sequence[Field], at: int) -> bool:
 
 
 def shell_script(fields: Sequence[Field]) -> tuple[Field | None, Field | None]:
-    """Return the command line after `-c`, or the script file, in the arguments of a shell. Neither: it reads its input."""
+    """Return the command line after `-c`, or the script file, in the arguments of a shell; both None if it reads standard input."""
     for index, each in enumerate(fields):
         text = each.shown
         before = fields[index - 1].shown if index else ""

@@ -46,7 +46,7 @@ class Conversation:
 
     @property
     def lost(self) -> str:
-        """Why the run must be ended, or "": a malformed question, or a socket closed too long ago during turns."""
+        """The reason to end the run: a malformed question, or a socket closed for too long during turns; empty if there is none."""
         if self.hung_up and self._turns and time.monotonic() - self._hung_up_at > HANGING_UP_SECONDS:
             return "it closed its line to its host"
         return self.broken

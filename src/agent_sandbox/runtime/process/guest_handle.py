@@ -49,7 +49,7 @@ GRACE_SECONDS = 5.0  # how long after its own deadline init may take before we s
 
 
 def request_for(launch: Launch, inner_root: str = "") -> dict[str, Any]:
-    """Return the request to init. With an `inner_root` the program has that directory as its root, in a process of ours."""
+    """Return the request to init. With `inner_root`, one of our own programs runs the guest's code, with that directory as its root."""
     limits = launch.limits
     native = not isinstance(launch.program, Hosted)
     return {
@@ -65,7 +65,7 @@ def request_for(launch: Launch, inner_root: str = "") -> dict[str, Any]:
         "may_exec": launch.processes or native,
         "system": launch.system,
         "python": not native,
-        "readable": launch.writable,  # whether anybody will ask what was written
+        "readable": launch.writable,  # whether the written files will be read back
         "farewell": bool(inner_root),  # our process lives to its end, and reports the end of the program in it
         "observe": launch.observe,
         "scratch": None if launch.writable else [*(inner_root + path for path in SCRATCH), *DEVICES],
@@ -153,7 +153,7 @@ class ProcessGuest:
             self._control.settimeout(READY_SECONDS)
             self._payload.settimeout(READY_SECONDS)
             if self.launch.observe:
-                self._payload.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # it will say who it is
+                self._payload.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # the kernel then attaches the sender's credentials
             wire.send(self._control, {**request_for(self.launch, self._inner_root), "enforced": self._cgroup.enforces})
             self._await_readiness()
         except (EOFError, TimeoutError, ConnectionError) as error:
@@ -221,7 +221,7 @@ class ProcessGuest:
                 self._allow(self._left(math.inf))
 
     def _resume_clock(self) -> None:
-        """Let the clock run again. Init is told of more than a moment only: each message wakes it."""
+        """Resume the wall clock. Init is sent the new deadline only after a longer pause, because each message wakes it."""
         talk, wall = self.launch.talk, self.launch.limits.wall_seconds
         if self._stopped is None or talk is None:
             return
@@ -263,7 +263,7 @@ class ProcessGuest:
         self._control.settimeout(None)
 
     def _init_is_there(self) -> bool:
-        """Wait for init's byte, and return whether it came: instead there may be an error message, or nothing."""
+        """Wait for init's first byte. Returns False if an error message or the end of the stream comes instead."""
         return self._control.recv(1, socket.MSG_PEEK) == HERE
 
     def _hand_over(self) -> None:

@@ -169,8 +169,8 @@ class Pool:
 def kind_of(launch: Launch) -> tuple[bytes, bytes] | None:
     """Return the kind of a launch, as a key; None if its guest cannot be made beforehand.
 
-    Not for a terminal, whose size is the run's; nor on layers that are kept, which have one user at a time; nor with copies, which are made
-    of what is there when the run starts; nor for one that is observed, whose guest has somebody to wait for from its beginning.
+    That is so with a terminal, whose size belongs to the run; with stored layers, which are locked by one run at a time; with copies, which
+    are made of the files at the start of the run; and with an observer, which must be attached from the beginning.
     """
     if launch.terminal is not None or launch.observe or not isinstance(launch.root.layers, ThrowAway):
         return None

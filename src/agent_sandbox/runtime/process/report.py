@@ -57,7 +57,7 @@ class Reply:
         return bool(said)
 
     def said(self) -> GuestReport:
-        """Return the report once nobody can send more. It is empty for a guest that was ended before."""
+        """Return the complete report. Call it after the guest has ended; the report is empty if it was killed before sending one."""
         before = -1
         while len(self._kept) != before and self.take():
             before = len(self._kept)
@@ -79,8 +79,8 @@ def exit_of(
 ) -> Exit:
     """Return how a run ended.
 
-    `ended` is init's report, unless it was killed itself. `full` says that the layers were, `cut` that output was; `killed` is why we ended
-    it, if we did; `fuel` is its limit, and `wall` its duration as seen from here."""
+    `ended` is init's report; None if init was killed. `full`: the layers were full. `cut`: output was cut. `killed`: why we ended the run,
+    or empty. `fuel`: its limit. `wall`: its duration as measured here."""
     hit = [*(ended["hit"] if ended else ()), *(["disk"] if full else [])]
     hit += sorted(used.hit.difference(hit))
     if cut:

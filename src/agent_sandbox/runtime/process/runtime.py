@@ -54,7 +54,7 @@ class ProcessRuntime:
         traits: Traits = TRAITS,
         inner_root: str = "",
     ) -> None:
-        """`single_threaded` promises that the calling process has one thread: native programs are then forked from it directly.
+        """With `single_threaded` the caller promises that its process has one thread: native programs are then forked from it directly.
 
         `forked` is a fork of the caller that was made beforehand; it is used for these, and closed with the rest.
         `warm` is how many guests may wait ready at once, for what was launched lately. Each is used once.
@@ -89,21 +89,21 @@ class ProcessRuntime:
         return Pool(self._make, most=self._warm)
 
     def probe(self) -> Support:
-        """Return what a launch would enforce here, shown by a live one."""
+        """Return the guarantees that a launch enforces on this host, as shown by a real one."""
         from agent_sandbox.runtime.process.probe import probe
 
         return probe(self)
 
     def absence(self) -> str:
-        """Return nothing: what a host cannot enforce makes a launch fail, with the reason."""
+        """Return "": always usable. A launch that this host cannot enforce fails with the reason."""
         return ""
 
     def prepare(self) -> str:
-        """Return nothing: there is nothing to make ready."""
+        """Return "": always ready."""
         return ""
 
     def objection(self, demands: Demands) -> str:
-        """Return nothing: it has means for everything that a launch may ask for."""
+        """Return "": every kind of launch is supported."""
         return ""
 
     @property

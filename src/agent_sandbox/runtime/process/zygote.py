@@ -211,7 +211,7 @@ def _send(link: socket.socket, order: bytes, descriptors: Sequence[int]) -> None
 def argv_for(program: str, *words: str) -> list[str]:
     """Return a command that runs `main` of one of our modules. Its arguments are our root, `words`, and the package path.
 
-    Not by `-m`: the application may have found us, or packages, by a search path of its own.
+    It does not use `-m`: the application may have imported us, or packages, through its own `sys.path`.
     """
     return [sys.executable, "-P", "-c", _BOOT.format(program), _PACKAGE_ROOT, *words]
 

@@ -24,7 +24,7 @@ def begin() -> tuple[socket.socket, int, list[str]]:
     sys.path.remove(root)
     sys.path.extend(path for path in packages.split(os.pathsep) if path and path not in sys.path)
     link, supervisor = socket.socket(fileno=int(link_fd)), int(supervisor_fd)
-    wire.close_others((link.fileno(), supervisor))  # an application may hold descriptors that pass on to what it starts
+    wire.close_others((link.fileno(), supervisor))  # an application may hold descriptors that its children inherit
     for fd in (link.fileno(), supervisor):
         os.set_inheritable(fd, False)
     os.chdir("/")

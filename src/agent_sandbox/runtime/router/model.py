@@ -82,9 +82,9 @@ class Candidate:
 class ProgramNeeds:
     """The needs of a program, as far as its text shows. Lines are those of the first occurrence.
 
-    `choices` are alternative imports, one of which must exist, in the program's order of preference. `unseen` lists what the text does not
-    tell, `unreadable` is why it could not be read at all. `loose` are modules passed around as values, so that any of the attributes in
-    `words` may be one of theirs. `open_loop` is the line of a loop whose length the text does not tell, or 0.
+    `choices` are alternative imports, one of which must exist, in the program's order of preference. `unseen` lists uses that the text does
+    not show; `unreadable` is the reason if it could not be read at all. `loose` are modules passed around as values, so that any of the
+    attributes in `words` may be theirs. `open_loop` is the line of a loop of unknown length, or 0.
     """
 
     modules: Mapping[str, int] = field(default_factory=dict)
@@ -102,8 +102,8 @@ class ProgramNeeds:
 class Route:
     """The chosen runtime and the reason, the others and the reasons against them, and where to start again, once, if anything is missing.
 
-    `runtime` is None if none gives the guarantees and takes the language: then nothing may run. On a second try, `fell_forward` is what the
-    first one lacked elsewhere, in the program's own words; nothing of the first was kept.
+    `runtime` is None if no runtime supports the language with these guarantees: then nothing may run. On a retry, `fell_forward` is the
+    error of the first try, in the program's own words; nothing of that try was kept.
     """
 
     runtime: str | None

@@ -33,7 +33,7 @@ _LATE_WARNING = "RuntimeWarning: "  # follows the error that ended an event loop
 class Fit:
     """The fitness of one runtime for the work.
 
-    `barred` excludes it for good; `lacks` lists what the work would miss, as far as its text shows; `doubts` what the text does not tell.
+    `barred` is a reason that excludes it; `lacks` lists features missing for the work, as its text shows; `doubts` lists open questions.
     """
 
     host: Candidate
@@ -120,7 +120,7 @@ def _unread(work: Workload, needs: ProgramNeeds) -> Iterator[str]:
 
 
 def route(work: Workload, requires: frozenset[Guarantee], permits: Permits, hosts: Iterable[Candidate]) -> Route:
-    """Return where the work is to run. Never a runtime that is unavailable or lacks a required guarantee."""
+    """Choose the runtime for the work. Never one that is unavailable or lacks a required guarantee."""
     needs = read(work)
     fits = [fit(host, work, requires, needs) for host in sorted(hosts, key=lambda host: host.order)]
     notes = _notes(needs, permits)
@@ -137,7 +137,7 @@ def route(work: Workload, requires: frozenset[Guarantee], permits: Permits, host
 
 
 def read(work: Workload) -> ProgramNeeds:
-    """Return what the text of the work shows. Languages that only whole runtimes take need no reading."""
+    """Return the needs that the text of the work shows. Languages that only complete runtimes support are not read."""
     if work.language == "python":
         from agent_sandbox.runtime.router.needs import needs_of_python  # slow to load, and not needed for commands
 
@@ -177,8 +177,8 @@ def _why(chosen: Fit, work: Workload, needs: ProgramNeeds) -> str:
 
 def _why_none(fits: list[Fit], work: Workload) -> str:
     if not any(work.language in each.host.traits.languages for each in fits):
-        return f"no runtime here takes {'commands' if work.language == COMMAND else repr(work.language[:40])}"
-    return "no runtime here is available, gives every required guarantee and takes this work"
+        return f"no runtime here can run {'commands' if work.language == COMMAND else repr(work.language[:40])}"
+    return "no available runtime can run this with every required guarantee"
 
 
 def _others(fits: list[Fit], chosen: Fit | None) -> tuple[tuple[str, str], ...]:

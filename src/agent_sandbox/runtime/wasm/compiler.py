@@ -117,7 +117,7 @@ def _loaded(cache: Cache, name: str) -> WasmMachine | None:
 
     A home directory may be used on several machines.
     """
-    from wasmtime import WasmtimeError  # an optional extra, which only who compiles needs
+    from wasmtime import WasmtimeError  # an optional extra, needed only to compile
 
     from agent_sandbox.runtime.wasm.machine import WasmMachine
 

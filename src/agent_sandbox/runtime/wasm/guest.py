@@ -99,7 +99,7 @@ class Ending:
     """The end of a run without counted fuel."""
 
     def begin(self, fuel: int | None) -> None:
-        """Start counting: the program starts now, with at most `fuel`. Does nothing here."""
+        """Called when the program starts. A subclass starts counting here, with at most `fuel`; this one does nothing."""
 
     def leave(self, code: int) -> NoReturn:
         """Report usage and end the process with this exit code, or by signal `-code` if it is below 0."""
@@ -142,7 +142,7 @@ class WasmGuest:
     def __init__(
         self, python: WasmMachine, images: Mapping[str, Sequence[MemoryImage]], javascript: WasmMachine, held: Mapping[str, int]
     ) -> None:
-        """Take each image twice: the first copy stays as it was made, the second is for the rehearsal.
+        """Receive two copies of each image: the first stays unchanged, the second is for the rehearsal.
 
         `held` maps the names of compiled files to the descriptors that the engine has of them. Every fork replaces these by descriptors of
         the files in its own view: the engine's are those of the real files.

@@ -137,7 +137,7 @@ class WasmMachine:
     def load(cls, compiled: str, *, counting: bool = False, beside: WasmMachine | None = None) -> WasmMachine:
         """Load a file that was compiled here. It is native code and executed unchecked: the caller must have checked it.
 
-        `beside` is a machine whose engine is shared.
+        With `beside`, the engine of that machine is shared.
         """
         engine = beside._engine if beside is not None else wasmtime.Engine(configuration(counting=counting))
         return cls(engine, wasmtime.Module.deserialize_file(engine, compiled), counting=counting)

@@ -291,7 +291,7 @@ class OneWall:
         return self._cache.entry(MODULE) is not None
 
     def absence(self) -> str:
-        """Return why it cannot be used now, or nothing. Raises `RuntimeUnavailable` when the extra is not installed."""
+        """Return the reason why this runtime cannot be used now; empty if it can. Raises `RuntimeUnavailable` without the extra `wasm`."""
         return "" if self.ready else "it has not been compiled; run: agent-sandbox setup"
 
     def prepare(self) -> str:

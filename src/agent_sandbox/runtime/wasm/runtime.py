@@ -197,11 +197,11 @@ class WasmRuntime:
         )
 
     def absence(self) -> str:
-        """Return why it cannot be used now, or nothing. Raises `RuntimeUnavailable` when the extra is not installed."""
+        """Return the reason why this runtime cannot be used now; empty if it can. Raises `RuntimeUnavailable` without the extra `wasm`."""
         return "" if self.ready else self.standing
 
     def prepare(self) -> str:
-        """Compile in the background what is missing or spoilt, and return how that stands. Raises as `absence` does."""
+        """Compile missing and damaged files in the background, and return the progress in words. Raises as `absence` does."""
         return self.compile_in_background()
 
     def objection(self, demands: Demands) -> str:

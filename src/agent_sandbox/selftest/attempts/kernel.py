@@ -21,7 +21,7 @@ _IPC_CREAT = 0o1000
 
 
 def call_badly(numbers: dict[str, int]) -> Deeds:
-    """Make each call with nothing but -1."""
+    """Make each system call with -1 for every argument."""
     return {name: later(_answered, number) for name, number in numbers.items()}
 
 
@@ -58,7 +58,7 @@ def open_settings(paths: list[str]) -> Deeds:
 
 
 def take_name(name: str) -> Deeds:
-    """Take a name by which it can be found from outside."""
+    """Set the process name, by which it can be found from outside."""
     return {"name": lambda: _LIBC.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)}
 
 
@@ -68,12 +68,12 @@ def leave_segment(number: int, key: int) -> Deeds:
 
 
 def find_segment(number: int, key: int) -> Deeds:
-    """Find it again."""
+    """Find the System V segment with this key."""
     return {"System V": lambda: _call(number, key, 0, 0)}
 
 
 def remove_segment(find: int, control: int, key: int) -> Deeds:
-    """Remove it."""
+    """Remove the System V segment with this key."""
     return {"System V": lambda: _call(control, _call(find, key, 0, 0), 0, 0)}
 
 

@@ -41,7 +41,8 @@ _SHORTEST_BARS = 5
 
 @dataclass(frozen=True)
 class Cell:
-    """Text of one kind. `lead` is our prefix; `marks` are the stretches of `text` that differ from its counterpart."""
+    """A part of a row, with one style (`kind`). `lead` is our prefix; `marks` are the stretches of `text` that differ from the other
+    side."""
 
     kind: str
     text: str
@@ -200,7 +201,7 @@ def summed_up(binary: Binary, change: Change) -> str:
     if change.before is None:
         return f"Binary content: {new}"
     if change.after is None:
-        return f"Binary content goes away: {old}"
+        return f"Binary content deleted: {old}"
     return f"Binary contents differ: {old} → {new}, first at byte {binary.first_difference:,}"
 
 

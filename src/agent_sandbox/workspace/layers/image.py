@@ -173,7 +173,7 @@ def _open(path: str) -> int:
     status = os.fstat(file)
     if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o022:
         os.close(file)
-        raise WorkspaceError(f"{path!r} is not an image of ours, or others can write to it", hint="look who put it there")
+        raise WorkspaceError(f"{path!r} is not an image of ours, or others can write to it", hint="check who put it there")
     return file
 
 

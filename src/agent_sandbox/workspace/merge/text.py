@@ -59,7 +59,7 @@ class _Search:
         self._division = _DIVISIONS * (len(old) + len(new))  # budget for dividing when the search is given up
 
     def matches(self) -> list[tuple[int, int]]:
-        """Return pairs of positions, increasing on both sides."""
+        """Return the positions of equal lines, as pairs (old, new) in increasing order."""
         matched: list[tuple[int, int]] = []
         pending = [(0, len(self._old), 0, len(self._new))]
         while pending:

@@ -91,7 +91,7 @@ def rename(source: int, name: str, target: int, new: str, flags: int, *moved: Fi
 
 
 def chmod(directory: int, name: str, seen: Fingerprint, mode: int) -> None:
-    """Set the mode of this very directory, if it has this name."""
+    """Set the mode of the directory `name`, if it is still the inode `seen`."""
     try:
         fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
     except OSError as error:
@@ -173,7 +173,7 @@ def _withdraw(move: Move, directory: int, name: str, staging: int, rescue: Rescu
 
 
 def _return(move: Move, directory: int, name: str, staging: int, rescue: Rescue) -> None:
-    """Put the entry in the slot back where nothing is. If something is there, keep the entry."""
+    """Move the entry in the slot back to its path. If that path is taken, rescue the entry instead."""
     try:
         rename(staging, move.slot, directory, name, RENAME_NOREPLACE, move.old or move.new)
     except FileExistsError:
@@ -232,7 +232,7 @@ def glance(status: os.stat_result | None, seen: Fingerprint | None) -> str:
 
 
 def touched(directory: int, name: str, status: os.stat_result | None, seen: Fingerprint | None) -> str:
-    """Return a complaint if a file, not moved yet, was written although its size and time do not show it; else empty.
+    """Return a complaint if a file may have been written although its size and modification time are unchanged; else empty.
 
     Raises OSError.
     """

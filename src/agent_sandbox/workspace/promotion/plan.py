@@ -50,7 +50,7 @@ _NEVER = {
 
 @dataclass(frozen=True, slots=True)  # there may be a hundred thousand of these
 class Look:
-    """The metadata of a new entry. An owner of None is that of its directory; a time of None is that of the content."""
+    """The metadata of a new entry. Without an owner it gets that of its directory; without a time, that of the content."""
 
     mode: int
     xattrs: Mapping[str, bytes] = field(default_factory=dict, hash=False)
@@ -94,7 +94,7 @@ class Remove:
 
 @dataclass(frozen=True, slots=True)
 class Adjust:
-    """A step that gives a directory that stays another mode and other user attributes."""
+    """A step that changes the mode and user attributes of an existing directory."""
 
     path: str
     expected: Fingerprint
@@ -106,7 +106,7 @@ Step = Put | Remove | Adjust
 
 @dataclass(frozen=True)
 class Refusal:
-    """A change that is never promoted, and why. The others can be, if the caller leaves this one out."""
+    """A change that is never promoted, and the reason. Leave it out to promote the other changes."""
 
     path: str
     why: str
@@ -169,7 +169,8 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A staged step: `path` has `old`, and is to have `new`. `slot` is where the other of the two lies in the staging directory.
+    """A staged step that replaces `old` at `path` by `new`. `slot` holds `new` before the step, and `old` after it, in the staging
+    directory.
 
     `beside` and `within` are the entries below the old and the new one, by paths relative to them. If both are directories and the same
     inode, the directory is adjusted in place and has no slot.
@@ -243,7 +244,7 @@ def _decoded(value: list[Any] | None, device: int | None) -> Fingerprint | None:
 
 
 def seen_from(status: os.stat_result, node: Node, *, now_ns: int, digest: str = "") -> Fingerprint:
-    """Return the state of an entry that we have just made, as if it had been looked at."""
+    """Return the fingerprint of an entry that we have just made."""
     return Fingerprint(node, status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns, now_ns, digest)
 
 
@@ -253,7 +254,7 @@ def carried(attribute: str, *, powers: bool) -> bool:
 
 
 def look_for(change: Change, old: Node | None, *, powers: bool) -> tuple[Look, list[str]]:
-    """Return the metadata for the entry of a change where `old` is now, and in words the parts that are left out."""
+    """Return the metadata for the new entry of a change that replaces `old`, and descriptions of the parts left out."""
     node = change.after
     assert node is not None
     same_type = old if old is not None and old.type is node.type else None
@@ -352,14 +353,14 @@ class _PlanBuilder:
             self.refused.append(Refusal(change.path, why))
             return
         if change.masks_real:
-            self.refused.append(Refusal(change.path, "something is there that was hidden from the sandbox, so it cannot have meant that"))
+            self.refused.append(Refusal(change.path, "a real file that was hidden from the sandbox is there"))
             return
         needs = self.classes.get(change.path)
         if needs and not needs <= self.approved:
             self.held.append(HeldChange(change.path, needs - self.approved))
             return
         if change.path not in self.expected and not (self._within and path.startswith(self._within)):
-            self.refused.append(Refusal(change.path, "nobody has looked at what is there now"))
+            self.refused.append(Refusal(change.path, "the real file was not examined"))
             return
         if change.after is None:
             self._remove(change, path)
@@ -422,9 +423,9 @@ class _PlanBuilder:
 
 
 def ordered(steps: list[Step]) -> Iterator[Step]:
-    """Yield directories that are opened up for their owner first, and those that are closed last.
+    """Yield the steps in a safe order: directories become accessible to their owner first, and inaccessible last.
 
-    The steps in between may work in them.
+    The steps in between may need access to them.
     """
     opening = [step for step in steps if isinstance(step, Adjust) and step.look.mode & ~step.expected.node.mode & 0o300]
     closing = [step for step in steps if isinstance(step, Adjust) and not step.look.mode & ~step.expected.node.mode & 0o300]

@@ -60,7 +60,7 @@ class Promotion:
     digest: str
     paths: tuple[str, ...]
     undoes: int = 0
-    note: str = ""  # what is left to do, in words
+    note: str = ""  # the steps left to do, in words
 
 
 def promote(
@@ -114,7 +114,7 @@ def _alone(anchor: TargetTree, wait: bool) -> Iterator[None]:
     try:
         fcntl.flock(anchor.root, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
-        raise Busy(f"somebody else promotes to {anchor.path!r}", hint="wait for it, or end that process") from None
+        raise Busy(f"another process is promoting to {anchor.path!r}", hint="wait for it, or end that process") from None
     yield
 
 

@@ -66,7 +66,7 @@ class TargetTree:
     def directory(self, path: str) -> int:
         """Return a descriptor of a directory, good until the next call.
 
-        It is the directory that had this name when it was first asked for. Raises `Surprise` if there is none, or another one now, and
+        It is the same directory as on the first call with this path. Raises `Surprise` if that is missing or was replaced, and
         `PolicyError` if it lies on another mount.
         """
         if (known := self._open.get(path)) is not None:

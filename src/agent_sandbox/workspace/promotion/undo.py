@@ -26,7 +26,7 @@ from agent_sandbox.workspace.store import Holder
 
 
 def last(promotions: str) -> Journal | None:
-    """Return the promotion that an undo would take back: the last that is no undo and has not been taken back."""
+    """Return the last promotion that has not been undone; None if there is none."""
     taken_back: set[int] = set()
     for journal in reversed([each for each in journals(promotions) if each.committed]):
         undoes = int(journal.facts().get("undoes", 0))
@@ -38,7 +38,7 @@ def last(promotions: str) -> Journal | None:
 
 
 def undo(promotions: str, *, holder: Holder, wait: bool = False, clock: Callable[[], float] = time.time) -> Promotion:
-    """Take the last promotion back. Raises what `promote` raises; `Drift` if the entries that it left have changed since."""
+    """Undo the last promotion. Raises as `promote` does; `Drift` if the promoted entries have changed since."""
     if problems := recover(promotions, holder, wait=wait).problems:
         raise Unfinished(problems[0], hint="nothing can be taken back before that")
     journal = last(promotions)
@@ -49,7 +49,7 @@ def undo(promotions: str, *, holder: Holder, wait: bool = False, clock: Callable
 
 
 def plan_back(journal: Journal, olds: Olds) -> Plan:
-    """Return the plan that reverses a promotion. Raises `Drift`, with every path that is not as it was left."""
+    """Return the plan that reverses a promotion. Raises `Drift` with every path that has changed since."""
     intent, prepared = journal.intent(), journal.prepared()
     if intent is None or prepared is None or not all(olds.has(move.slot) for move in prepared.moves if move.old and not move.in_place):
         raise WorkspaceError(

@@ -190,9 +190,7 @@ class _Search:
         if own in MULTI_CALL and not self.rules.permits(own):
             if several:
                 return False
-            raise PolicyError(
-                f"{name} is a part of {real}, and who may start it may start everything in there", hint=f"allow {own} by its name"
-            )
+            raise PolicyError(f"{name} is a part of {real}: allowing it allows everything in that", hint=f"allow {own} by its name")
         if os.path.basename(os.path.dirname(real)) == _SHIMS or not self.take_program(real, quiet=several or self.brief):
             return False
         if self.project is not None and contains(self.project, real):

@@ -69,7 +69,7 @@ class QuickJS(Inside):
                 return 0
 
     def _run_promise_jobs(self) -> None:
-        """Run all pending promise jobs. A check for more runs one job; between checks, a growing number of rounds runs inside."""
+        """Run all pending promise jobs, in rounds inside. The number of rounds between two checks for more jobs doubles, up to a limit."""
         rounds = 1
         while self._call("JS_ExecutePendingJob", self._runtime, self._scratch) > 0:
             self._await("rounds", rounds)
