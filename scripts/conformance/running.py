@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from agent_sandbox.kernel.mount_plan import MountPlan, ThrowAway
-from agent_sandbox.policy.limits import MIB, Limits
-from agent_sandbox.policy.model import locked
+from agent_sandbox.policy.model import MIB, Limits, locked
 from agent_sandbox.policy.paths import parse
 from agent_sandbox.runtime.base import Launch, PythonCode
 from agent_sandbox.runtime.process.probe import trial

@@ -19,8 +19,7 @@ from agent_sandbox.engine.tools import named
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.code.patterns import Rule
 from agent_sandbox.policy.hosts import NO_NETWORK
-from agent_sandbox.policy.limits import MIB, Limits
-from agent_sandbox.policy.model import EVERYWHERE, Policy, locked, repeatable
+from agent_sandbox.policy.model import EVERYWHERE, MIB, Limits, Policy, locked, repeatable
 from agent_sandbox.policy.paths import PathPattern, Tree, ancestors, anchor, normalise, parse
 from agent_sandbox.policy.programs import ProgramRules
 from agent_sandbox.policy.secrets import Mask, default_masks, reveal

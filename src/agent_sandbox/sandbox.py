@@ -31,8 +31,7 @@ from agent_sandbox.engine.tools import named
 from agent_sandbox.engine.work import Code, Command, Work, action_of
 from agent_sandbox.errors import Denied, PolicyError, RuntimeUnavailable, SandboxError, SandboxWarning
 from agent_sandbox.policy.action import canonical_language
-from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.policy.model import Policy, repeatable
+from agent_sandbox.policy.model import Guarantee, Policy, repeatable
 from agent_sandbox.policy.paths import Glob
 from agent_sandbox.result import SandboxResult, SandboxStatus
 from agent_sandbox.runtime.base import Guest

@@ -20,8 +20,7 @@ from collections.abc import Callable
 from agent_sandbox._fast.values import dataclass, field, replace
 from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.kernel.mount_plan import MountPlan
-from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.policy.limits import Limits
+from agent_sandbox.policy.model import Guarantee, Limits
 from agent_sandbox.runtime.base import (
     COMMAND,
     Argv,

@@ -11,8 +11,7 @@ import pytest
 from agent_sandbox.engine import languages
 from agent_sandbox.engine.work import Code, Work
 from agent_sandbox.errors import RuntimeUnavailable
-from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.policy.limits import MIB
+from agent_sandbox.policy.model import MIB, Guarantee
 from agent_sandbox.policy.paths import parse
 from agent_sandbox.runtime.base import Hosted, JavaScriptCode, Script
 from agent_sandbox.runtime.process.runtime import ProcessRuntime

@@ -12,9 +12,7 @@ from agent_sandbox.engine.languages import prepare
 from agent_sandbox.errors import LaunchFailed
 from agent_sandbox.kernel import cgroups
 from agent_sandbox.kernel.mount_plan import ThrowAway
-from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.policy.limits import Limits
-from agent_sandbox.policy.model import locked
+from agent_sandbox.policy.model import Guarantee, Limits, locked
 from agent_sandbox.runtime.base import Launch, PythonCode
 from agent_sandbox.workspace.view.draft import MachineFacts
 from agent_sandbox.workspace.view.plan import plan_view

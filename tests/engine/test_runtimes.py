@@ -22,9 +22,7 @@ from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.ledger.event import Intent
 from agent_sandbox.ledger.event import OutcomeEvent as Ended
 from agent_sandbox.ledger.writer import Ledger
-from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.policy.limits import Limits
-from agent_sandbox.policy.model import Policy, cloned, locked
+from agent_sandbox.policy.model import Guarantee, Limits, Policy, cloned, locked
 from agent_sandbox.policy.paths import Tree
 from agent_sandbox.policy.secrets import Mask
 from agent_sandbox.runtime.base import ExitReason

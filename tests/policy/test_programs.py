@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.action import RunCode, RunCommand
 from agent_sandbox.policy.decide import Allow, Deny, decide
-from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.policy.model import locked
+from agent_sandbox.policy.model import Guarantee, locked
 from agent_sandbox.policy.programs import ProgramRules
 
 NAMES = ["git", "python3", "python", "rm", "bash", "mkfs.ext4", "curl"]

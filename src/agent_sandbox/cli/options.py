@@ -40,7 +40,7 @@ class CommonOptions:
 
 @dataclass(frozen=True)
 class PolicyOptions:
-    """Options that change the policy. `limits` are those that it changes, by the names of `policy.limits.Limits`."""
+    """Options that change the policy. `limits` are those that it changes, by the names of `policy.model.Limits`."""
 
     limits: tuple[tuple[str, float | None], ...] = ()
     allow: tuple[str, ...] | None = None  # programs; None for all

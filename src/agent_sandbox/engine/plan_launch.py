@@ -21,8 +21,7 @@ from agent_sandbox.workspace.view.plan import plan_view
 if TYPE_CHECKING:
     from agent_sandbox.engine.work import Work
     from agent_sandbox.kernel.mount_plan import Layers
-    from agent_sandbox.policy.limits import Limits
-    from agent_sandbox.policy.model import FileRules, Policy
+    from agent_sandbox.policy.model import FileRules, Limits, Policy
     from agent_sandbox.policy.programs import ProgramRules
     from agent_sandbox.runtime.base import Hosted, Script, Traits
     from agent_sandbox.workspace.view.draft import MachineFacts

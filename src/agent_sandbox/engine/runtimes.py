@@ -14,8 +14,7 @@ from collections.abc import Callable, Mapping
 
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.errors import RuntimeUnavailable, SandboxError
-from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.policy.model import Policy
+from agent_sandbox.policy.model import Guarantee, Policy
 from agent_sandbox.runtime.base import Demands
 from agent_sandbox.runtime.registry import AUTO, Registry
 from agent_sandbox.runtime.router.model import Candidate, Permits, Route, Workload

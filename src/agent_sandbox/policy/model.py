@@ -1,20 +1,21 @@
-"""The policy: what a run may see, do and use. Frozen, checked on construction, and identified by its digest.
+"""The policy: what a run may see, do and use, within which limits and with which guarantees.
 
-Two presets share the model: `locked` (the SDK: nothing of the machine but the interpreter and its packages) and `cloned` (the command line:
-the whole machine except its secrets, every write captured). A field that no runtime could honour is refused here, never ignored.
+Frozen, checked on construction, and identified by its digest. Two presets share the model: `locked` (the SDK: nothing of the machine but
+the interpreter and its packages) and `cloned` (the command line: the whole machine except its secrets, every write captured). A field that
+no runtime could honour is refused here, never ignored.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from enum import Enum
 from functools import cached_property
 
-from agent_sandbox._fast.values import dataclass, replace
+from agent_sandbox._fast.encoding import canonical_digest
+from agent_sandbox._fast.values import dataclass, fields, replace
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.policy import canonical
 from agent_sandbox.policy.approval_rules import NOBODY_IS_ASKED, AskRules
-from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.policy.limits import MIB, Limits
 from agent_sandbox.policy.paths import PathPattern, Tree, ancestors, anchor, matches
 from agent_sandbox.policy.programs import ProgramRules
 from agent_sandbox.policy.secrets import Mask
@@ -22,6 +23,65 @@ from agent_sandbox.policy.secrets import Mask
 SCRATCH = ("/tmp", "/dev/shm")  # made for each run, empty, and present under every policy
 EVERYWHERE: tuple[PathPattern, ...] = (Tree("/"),)
 EVERY_PROGRAM = ProgramRules()
+
+MIB = 1 << 20
+_LARGEST = 1 << 60  # far above any machine, far below the overflow of a kernel field
+
+
+class Guarantee(Enum):
+    """A protection that a policy can require and a runtime can enforce. The value is its name in messages, in JSON and on the command line.
+
+    A runtime that cannot give a required guarantee refuses to start and names the missing one. Nothing is silently weaker.
+    """
+
+    FILES_CONFINED = "files-confined"  # only the view is reachable, and every write is captured
+    NO_NETWORK = "no-network"  # no interface but its own loopback
+    NO_NEW_PROCESSES = "no-new-processes"  # threads are still allowed
+    PROGRAMS_CONFINED = "programs-confined"  # only allowed programs can be executed, by any child and under any name
+    PROCESSES_INVISIBLE = "processes-invisible"  # sees, signals and traces only its own processes
+    SYSCALLS_FILTERED = "syscalls-filtered"  # default-deny seccomp filter
+    MEMORY_WATCHED = "memory-watched"  # rlimit and a watcher: may overshoot for an instant
+    MEMORY_HARD = "memory-hard"  # cgroup: cannot overshoot
+    CPU_LIMITED = "cpu-limited"
+    FUEL_LIMITED = "fuel-limited"  # executed instructions are counted, up to a limit
+    DISK_LIMITED = "disk-limited"
+    NOT_HOST_ROOT = "not-host-root"  # never host uid 0, not even if root started it
+    SEPARATE_KERNEL = "separate-kernel"
+    DETERMINISTIC = "deterministic"  # same input, same output, changes and fuel
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits on the resources of one run, all enforced from outside the guest. None means no limit of that kind.
+
+    Absurd values are refused on construction, so that later code need not check.
+
+    >>> Limits(wall_seconds=5, memory_bytes=64 * MIB)
+    """
+
+    wall_seconds: float | None = 30.0
+    cpu_seconds: float | None = None
+    memory_bytes: int | None = 256 * MIB
+    processes: int | None = 64  # processes and threads together, as the kernel counts them
+    open_files: int | None = 1024
+    output_bytes: int | None = 100_000  # for each of stdout and stderr; the rest is dropped and the result says so
+    disk_bytes: int | None = 256 * MIB
+    fuel: int | None = None  # roughly, WebAssembly instructions: the same work always costs the same
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise PolicyError(f"{field.name} must be a number, not {value!r}", hint="use a positive number, or None for no limit")
+            if not math.isfinite(value) or value <= 0 or value > _LARGEST:
+                raise PolicyError(
+                    f"{field.name} must be positive and finite, not {value!r}", hint="use a positive number, or None for no limit"
+                )
+            if not field.name.endswith("_seconds") and value != int(value):
+                raise PolicyError(f"{field.name} must be a whole number, not {value!r}", hint="round it")
+
 
 # Generous, not absent: a runaway build ends before the machine does. Output is unlimited because it streams.
 CLONED_LIMITS = Limits(
@@ -93,7 +153,7 @@ class Policy:
 
     def digest(self) -> str:
         """Return the digest that identifies this policy: equal policies have equal digests, on every machine."""
-        return canonical.digest(self)
+        return canonical_digest(self)
 
 
 def implied(processes: bool, limits: Limits, programs: ProgramRules = EVERY_PROGRAM) -> frozenset[Guarantee]:

@@ -15,8 +15,7 @@ import pytest
 
 from agent_sandbox.engine.languages import prepare
 from agent_sandbox.kernel.mount_plan import Copies, MountPlan, OnDisk, ThrowAway
-from agent_sandbox.policy.limits import Limits
-from agent_sandbox.policy.model import locked
+from agent_sandbox.policy.model import Limits, locked
 from agent_sandbox.runtime.base import DEVNULL, Argv, Completed, Launch, PythonCode, Talk, Terminal
 from agent_sandbox.runtime.process import pool
 from agent_sandbox.runtime.process.pool import kind_of

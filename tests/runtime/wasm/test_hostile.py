@@ -13,8 +13,7 @@ import pytest
 import wasmtime
 
 from agent_sandbox.kernel.mount_plan import ThrowAway
-from agent_sandbox.policy.limits import MIB, Limits
-from agent_sandbox.policy.model import locked
+from agent_sandbox.policy.model import MIB, Limits, locked
 from agent_sandbox.runtime.base import Completed, ExitReason, Launch, PythonCode
 from agent_sandbox.runtime.process.guest_handle import ProcessGuest
 from agent_sandbox.runtime.process.report import Reply

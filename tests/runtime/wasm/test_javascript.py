@@ -13,8 +13,7 @@ import pytest
 
 from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.kernel.mount_plan import ThrowAway
-from agent_sandbox.policy.limits import MIB, Limits
-from agent_sandbox.policy.model import locked
+from agent_sandbox.policy.model import MIB, Limits, locked
 from agent_sandbox.runtime.base import Completed, ExitReason, JavaScriptCode, Launch, PythonCode
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from agent_sandbox.runtime.router.route import lack_in

@@ -18,8 +18,7 @@ from agent_sandbox.kernel import landlock, probes
 from agent_sandbox.kernel.mount_plan import InImage, Layers, OnDisk, ThrowAway
 from agent_sandbox.kernel.probes import Trial
 from agent_sandbox.policy.action import LANGUAGES
-from agent_sandbox.policy.limits import MIB
-from agent_sandbox.policy.model import CLONED_LIMITS, cloned
+from agent_sandbox.policy.model import CLONED_LIMITS, MIB, cloned
 from agent_sandbox.policy.secrets import default_masks
 from agent_sandbox.runtime.base import Argv, Launch
 from agent_sandbox.runtime.process.guest_handle import ProcessGuest

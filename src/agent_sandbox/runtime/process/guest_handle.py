@@ -27,7 +27,7 @@ from agent_sandbox.kernel.wire import (
     SCRIPTS,
     SIGNAL,
 )
-from agent_sandbox.policy.guarantees import Guarantee
+from agent_sandbox.policy.model import Guarantee
 from agent_sandbox.runtime.base import Argv, Completed, Exit, ExitReason, Hosted, JavaScriptCode, Launch, PythonCode, Script, Usage
 from agent_sandbox.runtime.guest_rpc.server import Conversation
 from agent_sandbox.runtime.process.pump import Poller, Sink, Source, make_pipes
