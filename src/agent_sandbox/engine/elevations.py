@@ -16,7 +16,7 @@ from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.engine.gate import EntryWriter
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.ledger.event import Facts, Noted
-from agent_sandbox.ledger.keys import make_private, read_private, sync_directory, write_once
+from agent_sandbox.ledger.private_files import make_private, read_private, sync_directory, write_once
 from agent_sandbox.policy.approval_rules import Word
 from agent_sandbox.policy.elevation import Elevation
 

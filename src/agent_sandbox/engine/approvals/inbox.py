@@ -24,7 +24,7 @@ from agent_sandbox.engine.approvals.question import Answer, Decision, Question, 
 from agent_sandbox.engine.gate import EntryWriter, Granted, Refused
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.ledger.event import Noted
-from agent_sandbox.ledger.keys import make_private, sync_directory, write_once
+from agent_sandbox.ledger.private_files import make_private, sync_directory, write_once
 from agent_sandbox.policy.approval_rules import ANOTHER_USER, SECOND_FACTOR, Word
 
 MOST_WAITING = 16  # questions at once; a person answers a few, and more are a flood
