@@ -17,8 +17,7 @@ from agent_sandbox.policy.paths import parse
 from agent_sandbox.runtime.base import Launch, PythonCode
 from agent_sandbox.runtime.process.probe import trial
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
-from agent_sandbox.workspace.view.draft import MachineFacts, Needs
-from agent_sandbox.workspace.view.plan import plan_view
+from agent_sandbox.workspace.view.plan import MachineFacts, Needs, plan_view
 from scripts.conformance import driver
 
 SOURCE = Path(driver.__file__).read_text(encoding="utf-8")

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from agent_sandbox.engine.simulation.plan import EffectPlan
     from agent_sandbox.permissions import PermissionSet
     from agent_sandbox.policy.action import Action
-    from agent_sandbox.policy.approval_rules import AskRules
     from agent_sandbox.policy.decide import Ask
+    from agent_sandbox.policy.model import AskRules
     from agent_sandbox.policy.tokens import Token
     from agent_sandbox.replays import Replay
     from agent_sandbox.session import SandboxSession

@@ -16,7 +16,7 @@ from agent_sandbox.engine.approvals.question import Answer, Decision, Question, 
 from agent_sandbox.engine.gate import Granted, Refused
 from agent_sandbox.ledger import private_files
 from agent_sandbox.ledger.writer import Ledger
-from agent_sandbox.policy.approval_rules import ANOTHER_USER
+from agent_sandbox.policy.model import ANOTHER_USER
 from tests.e2e.program import PROGRAM
 from tests.engine.approvals.test_inbox import KEY, Desk
 from tests.engine.approvals.test_question import question

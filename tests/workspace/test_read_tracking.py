@@ -17,8 +17,7 @@ from agent_sandbox.runtime.base import Argv, Launch
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from agent_sandbox.workspace import read_tracking
 from agent_sandbox.workspace.read_tracking import Reads, ReadWatch
-from agent_sandbox.workspace.view.draft import MachineFacts
-from agent_sandbox.workspace.view.plan import plan_view
+from agent_sandbox.workspace.view.plan import MachineFacts, plan_view
 
 
 @pytest.fixture(scope="module")

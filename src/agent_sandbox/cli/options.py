@@ -324,8 +324,8 @@ class LogOptions:
 
     @classmethod
     def read(cls, request: Request) -> LogOptions:
+        from agent_sandbox.ledger.event import LEVELS
         from agent_sandbox.ledger.export import FORMS
-        from agent_sandbox.ledger.summary import LEVELS
 
         level, form = request.value("--level") or "", request.value("--format")
         if level and level not in LEVELS:

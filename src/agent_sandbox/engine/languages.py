@@ -15,7 +15,7 @@ from agent_sandbox._fast.values import dataclass
 from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.kernel.elf import loader_of
 from agent_sandbox.runtime.base import Hosted, JavaScriptCode, PythonCode, Script
-from agent_sandbox.workspace.view.draft import Needs
+from agent_sandbox.workspace.view.plan import Needs
 
 KNOWN_SECONDS = 5.0  # an interpreter that is installed or removed meanwhile is noticed after this
 _LIBRARIES = ("/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libx32", "/usr/local/lib", "/usr/share/zoneinfo")

@@ -15,17 +15,15 @@ from agent_sandbox.kernel.elf import CACHE
 from agent_sandbox.kernel.mount_plan import MountPlan
 from agent_sandbox.policy.secrets import Mask
 from agent_sandbox.runtime.base import Argv, Launch, PythonCode
-from agent_sandbox.workspace.view.draft import Needs
-from agent_sandbox.workspace.view.plan import plan_view
+from agent_sandbox.workspace.view.plan import Needs, plan_view
 
 if TYPE_CHECKING:
     from agent_sandbox.engine.work import Work
     from agent_sandbox.kernel.mount_plan import Layers
-    from agent_sandbox.policy.model import FileRules, Limits, Policy
-    from agent_sandbox.policy.programs import ProgramRules
+    from agent_sandbox.policy.model import FileRules, Limits, Policy, ProgramRules
     from agent_sandbox.runtime.base import Hosted, Script, Traits
-    from agent_sandbox.workspace.view.draft import MachineFacts
     from agent_sandbox.workspace.view.executables import Executables
+    from agent_sandbox.workspace.view.plan import MachineFacts
 
 SCRATCH = "/tmp"  # the directory of work without one of its own
 LOOK_AGAIN_SECONDS = 60.0  # after which the programs of the machine are listed again

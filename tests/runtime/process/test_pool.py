@@ -21,8 +21,7 @@ from agent_sandbox.runtime.process import pool
 from agent_sandbox.runtime.process.pool import kind_of
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from agent_sandbox.runtime.process.zygote import Zygote
-from agent_sandbox.workspace.view.draft import MachineFacts
-from agent_sandbox.workspace.view.plan import plan_view
+from agent_sandbox.workspace.view.plan import MachineFacts, plan_view
 from tests.patience import stretched, until
 
 PREPARED = prepare("python", "", arguments=(), search_path="/usr/bin:/bin", processes=False)

@@ -20,8 +20,7 @@ from agent_sandbox.runtime.router.route import lack_in
 from agent_sandbox.runtime.wasm import recipe
 from agent_sandbox.runtime.wasm.javascript.module_patch import EXPORTED, Unknown, adapted
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
-from agent_sandbox.workspace.view.draft import MachineFacts, Needs
-from agent_sandbox.workspace.view.plan import plan_view
+from agent_sandbox.workspace.view.plan import MachineFacts, Needs, plan_view
 from tests import compiled
 from tests.runtime.router.snippets import JAVASCRIPT, WASM
 

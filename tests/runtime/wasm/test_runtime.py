@@ -28,8 +28,7 @@ from agent_sandbox.runtime.wasm.cache import MODULE, Cache, CachedFile, Untruste
 from agent_sandbox.runtime.wasm.machine import WasmMachine, configuration
 from agent_sandbox.runtime.wasm.recipe import stored_as
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
-from agent_sandbox.workspace.view.draft import MachineFacts, Needs
-from agent_sandbox.workspace.view.plan import plan_view
+from agent_sandbox.workspace.view.plan import MachineFacts, Needs, plan_view
 from scripts.compile_wasm import CACHE, RECORDS
 from tests import compiled
 

@@ -27,8 +27,7 @@ from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from agent_sandbox.workspace.beneath import remove_tree
 from agent_sandbox.workspace.layers.image import attach, make
 from agent_sandbox.workspace.store import Store
-from agent_sandbox.workspace.view.draft import MachineFacts
-from agent_sandbox.workspace.view.plan import plan_view
+from agent_sandbox.workspace.view.plan import MachineFacts, plan_view
 
 LITTLE_SPACE = 64 * MIB
 _SHELL = ("/bin/sh", "-c", "echo works; : > /var/tmp/agent-sandbox-probe")

@@ -25,7 +25,8 @@ from agent_sandbox.engine.gate import EntryWriter, Granted, Refused
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.ledger.event import Noted
 from agent_sandbox.ledger.private_files import make_private, sync_directory, write_once
-from agent_sandbox.policy.approval_rules import ANOTHER_USER, SECOND_FACTOR, Word
+from agent_sandbox.policy.approval_rules import Word
+from agent_sandbox.policy.model import ANOTHER_USER, SECOND_FACTOR
 
 MOST_WAITING = 16  # questions at once; a person answers a few, and more are a flood
 MOST_OF_ONE = 8  # of them from one sandbox, so that one that floods leaves room for the others
