@@ -13,9 +13,9 @@ import time
 from functools import lru_cache
 
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
+from agent_sandbox.engine.runtimes import Registry
 from agent_sandbox.errors import PolicyError, RuntimeUnavailable
 from agent_sandbox.policy.secrets import Mask, default_masks
-from agent_sandbox.runtime.registry import Registry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

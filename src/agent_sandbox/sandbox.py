@@ -24,8 +24,7 @@ from agent_sandbox.assembly import here
 from agent_sandbox.audit import AuditLevel, AuditLog
 from agent_sandbox.config import SandboxConfig, check_seed
 from agent_sandbox.engine.code_check import EarlyLook
-from agent_sandbox.engine.languages import NATIVE
-from agent_sandbox.engine.plan_launch import SCRATCH
+from agent_sandbox.engine.plan_launch import NATIVE, SCRATCH
 from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.tools import named
 from agent_sandbox.engine.work import Code, Command, Work, action_of

@@ -8,7 +8,7 @@ import pytest
 
 from agent_sandbox import Sandbox
 from agent_sandbox.assembly import here
-from agent_sandbox.engine.languages import prepare
+from agent_sandbox.engine.plan_launch import prepare
 from agent_sandbox.errors import LaunchFailed
 from agent_sandbox.kernel import cgroups
 from agent_sandbox.kernel.mount_plan import ThrowAway

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox.engine.languages import tools
+from agent_sandbox.engine.plan_launch import tools
 from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.kernel import notify
 from agent_sandbox.kernel.mount_plan import ThrowAway

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Collection, Iterable, Sequence
 
 from agent_sandbox._fast.values import dataclass, replace
-from agent_sandbox.engine import languages
+from agent_sandbox.engine import plan_launch
 from agent_sandbox.engine.work import Command, Outcome, Work
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.learn import FILE_KINDS, NAMED, Nature, Programs, RunContext, Spent, learn
@@ -87,7 +87,7 @@ def _files_of(outcome: Outcome, kind: Kind) -> set[str]:
 
 def _given() -> tuple[str, ...]:
     """Return the paths that every command can read, whatever the rules on files."""
-    needs = languages.tools()
+    needs = plan_launch.tools()
     linked, made = (path for path, _ in needs.links), (path for path, _ in needs.contents)
     return (*PRIVATE, *needs.trees, *needs.tools, *needs.files, *linked, *made, *_READ_AND_NOT_MISSED)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox.engine.languages import prepare
+from agent_sandbox.engine.plan_launch import prepare
 from agent_sandbox.kernel.mount_plan import Copies, MountPlan, OnDisk, ThrowAway
 from agent_sandbox.policy.model import Limits, locked
 from agent_sandbox.runtime.base import DEVNULL, Argv, Completed, Launch, PythonCode, Talk, Terminal

@@ -16,7 +16,7 @@ from agent_sandbox.kernel.mount_plan import ThrowAway
 from agent_sandbox.policy.model import MIB, Limits, locked
 from agent_sandbox.runtime.base import Completed, ExitReason, Launch, PythonCode
 from agent_sandbox.runtime.process.guest_handle import ProcessGuest
-from agent_sandbox.runtime.process.report import Reply
+from agent_sandbox.runtime.process.pump import Reply
 from agent_sandbox.runtime.wasm.machine import PAGE
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
 from agent_sandbox.workspace.view.plan import MachineFacts, Needs, plan_view

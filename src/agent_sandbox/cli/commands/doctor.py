@@ -11,7 +11,7 @@ from contextlib import suppress
 from agent_sandbox.assembly import here
 from agent_sandbox.cli.remedies import CheckRow, DoctorResult, Situation, idmapping_remedy, remedy
 from agent_sandbox.cli.render.messages import human_size
-from agent_sandbox.engine.languages import NATIVE, tools
+from agent_sandbox.engine.plan_launch import NATIVE, tools
 from agent_sandbox.engine.retry import on_a_plan_that_holds
 from agent_sandbox.errors import SandboxError
 from agent_sandbox.kernel import landlock, probes

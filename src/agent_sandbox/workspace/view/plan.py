@@ -34,11 +34,11 @@ from agent_sandbox.kernel.mount_plan import (
     Step,
     Symlink,
     Tmpfs,
+    quote_target,
 )
 from agent_sandbox.kernel.mountinfo import Mount
 from agent_sandbox.policy.model import FileRules
 from agent_sandbox.policy.paths import Beneath, Glob, Tree, ancestors, anchor, contains
-from agent_sandbox.workspace.layers.history import quote_target
 from agent_sandbox.workspace.view.executables import Executables
 
 # New for each run. The machine's own content is shown there only if the rules or the project name it.
