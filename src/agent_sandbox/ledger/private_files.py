@@ -78,6 +78,27 @@ def sync_directory(path: str) -> None:
         os.close(descriptor)
 
 
+def is_hex(text: str, digits: int) -> bool:
+    """Return whether a text is one of the names that we make of random bytes or a digest: so many hexadecimal digits."""
+    return len(text) == digits and not text.strip("0123456789abcdef")
+
+
+def hex_names(directory: str, digits: int) -> list[str]:
+    """Return the names of so many hexadecimal digits in a directory, which need not exist."""
+    try:
+        return [name for name in os.listdir(directory) if is_hex(name, digits)]
+    except FileNotFoundError:
+        return []
+
+
+def size_of(path: str) -> int:
+    """Return the size of a file; 0 if it does not exist."""
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return 0
+
+
 def load_key(directory: str, *, make: bool = True) -> Seal:
     """Load the key of this directory; make the key and the directory if missing.
 

@@ -23,17 +23,8 @@ SCRATCH = ("/tmp", "/dev/shm")  # made for each run, empty, and present under ev
 EVERYWHERE: tuple[PathPattern, ...] = (Tree("/"),)
 
 MIB = 1 << 20
-EFFECTS = (
-    "reads",
-    "writes",
-    "destroys",
-    "network",
-    "runs-code",
-    "privilege",
-    "processes",
-    "system",
-    "unknown",
-)  # the values of `readers.shell.effects.Kind`
+# The values of `readers.shell.effects.EffectKind`.
+EFFECTS = ("reads", "writes", "destroys", "network", "runs-code", "privilege", "processes", "system", "unknown")
 ANOTHER_USER, SECOND_FACTOR = NEEDS = ("another-user", "second-factor")
 LIFTABLE = ("programs", "limits", "paths")
 _LARGEST = 1 << 60  # far above any machine, far below the overflow of a kernel field

@@ -16,21 +16,8 @@ LINE_SHELLS = ("bash", "sh")  # run command lines, and are looked up by programs
 SHELLS = (*POSIX_SHELLS, "fish", "csh", "tcsh", "busybox", "toybox")
 # With one of these, a program can do whatever the sandbox permits: the list of programs does not limit the code that they run.
 INTERPRETERS = (
-    "python*",
-    "pypy*",
-    "node",
-    "nodejs",
-    "deno",
-    "bun",
-    "ruby*",
-    "perl*",
-    "php*",
-    "lua*",
-    "Rscript",
-    "java",
-    "awk",
-    "gawk",
-    "mawk",
+    *("python*", "pypy*", "node", "nodejs", "deno", "bun", "ruby*", "perl*"),
+    *("php*", "lua*", "Rscript", "java", "awk", "gawk", "mawk"),
 )
 STARTERS = ("env", "xargs", "find", "make", "git", "ssh", "tar", "vim", "vi", "nano", "less", "man", "sed", "npm", "npx", "cargo", "go")
 
