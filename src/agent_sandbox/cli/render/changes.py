@@ -11,8 +11,8 @@ from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.assembly import here
 from agent_sandbox.cli.context import SortedChanges, sort
 from agent_sandbox.cli.options import ShowOptions
-from agent_sandbox.cli.render.colours import Painter, Style
-from agent_sandbox.cli.render.messages import Console, counted
+from agent_sandbox.cli.render.colours import Painter
+from agent_sandbox.cli.render.messages import Console, Style, counted
 from agent_sandbox.cli.results import OMITTED, Omitted
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.paths import contains, covering
