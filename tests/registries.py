@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from agent_sandbox.engine.runtimes import Registry
 from agent_sandbox.runtime.base import Runtime
-from agent_sandbox.runtime.registry import Registry
 
 
 def registry_of(**factories: Callable[[], Runtime]) -> Registry:

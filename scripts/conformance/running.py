@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from agent_sandbox.kernel.mount_plan import MountPlan, ThrowAway
-from agent_sandbox.policy.limits import MIB, Limits
-from agent_sandbox.policy.model import locked
+from agent_sandbox.policy.model import MIB, Limits, locked
 from agent_sandbox.policy.paths import parse
 from agent_sandbox.runtime.base import Launch, PythonCode
 from agent_sandbox.runtime.process.probe import trial
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
-from agent_sandbox.workspace.view.draft import MachineFacts, Needs
-from agent_sandbox.workspace.view.plan import plan_view
+from agent_sandbox.workspace.view.plan import MachineFacts, Needs, plan_view
 from scripts.conformance import driver
 
 SOURCE = Path(driver.__file__).read_text(encoding="utf-8")

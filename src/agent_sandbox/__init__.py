@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from agent_sandbox.executor import CodeExecutor, ExecutionContext, ExecutionResult
     from agent_sandbox.isolation import IsolationBackend, IsolationConfig, ProcessIsolation
     from agent_sandbox.permissions import FilePermission, NetworkPermission, PermissionLevel, PermissionSet, ProcessPermission
-    from agent_sandbox.policy.approval_rules import AskRules
+    from agent_sandbox.policy.model import AskRules
     from agent_sandbox.replays import Replay, replay
     from agent_sandbox.result import SandboxResult, SandboxStatus
     from agent_sandbox.sandbox import Sandbox, create_sandbox, shell
@@ -103,7 +103,7 @@ _HOMES = {
     ),
     "executor": ("CodeExecutor", "ExecutionContext", "ExecutionResult"),
     "isolation": ("IsolationBackend", "IsolationConfig", "ProcessIsolation"),
-    "policy.approval_rules": ("AskRules",),
+    "policy.model": ("AskRules",),
     "permissions": ("FilePermission", "NetworkPermission", "PermissionLevel", "PermissionSet", "ProcessPermission"),
     "workspaces": ("Workspace",),
     "replays": ("Replay", "replay"),

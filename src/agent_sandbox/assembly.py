@@ -13,9 +13,9 @@ import time
 from functools import lru_cache
 
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
+from agent_sandbox.engine.runtimes import Registry
 from agent_sandbox.errors import PolicyError, RuntimeUnavailable
 from agent_sandbox.policy.secrets import Mask, default_masks
-from agent_sandbox.runtime.registry import Registry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -183,12 +183,12 @@ class Assembly:
         """
         from agent_sandbox.engine.approvals import question  # most runs ask nobody
         from agent_sandbox.engine.approvals.inbox import Inbox
-        from agent_sandbox.ledger import keys
+        from agent_sandbox.ledger import private_files
 
         asked = self.host if of is None else self.host.of_user(of)
         visiting = of is not None or (os.path.exists(asked.state) and os.stat(asked.state).st_uid != os.geteuid())
         try:
-            seal = keys.load(asked.keys, make=not visiting).derived(question.PURPOSE)
+            seal = private_files.load_key(asked.keys, make=not visiting).derived(question.PURPOSE)
         except (FileNotFoundError, PermissionError) as error:
             if not visiting:
                 raise
@@ -225,22 +225,22 @@ class Assembly:
     def elevations(self) -> Elevations:
         """Return the elevations that stand for sandboxes of this user."""
         from agent_sandbox.engine import elevations
-        from agent_sandbox.ledger import keys
+        from agent_sandbox.ledger import private_files
 
         def boot() -> str:
             with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
                 return file.read().strip()
 
-        seal = keys.load(self.host.keys).derived(elevations.PURPOSE)
+        seal = private_files.load_key(self.host.keys).derived(elevations.PURPOSE)
         since_boot = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)  # noqa: E731
         return elevations.Elevations(self.host.elevations, seal, self.ledger(), clock=time.time, since_boot=since_boot, boot=boot)
 
     def capabilities(self) -> Capabilities:
         """Return the capability tokens that this user has granted to sandboxes."""
         from agent_sandbox.engine import grants
-        from agent_sandbox.ledger import keys
+        from agent_sandbox.ledger import private_files
 
-        seal = keys.load(self.host.keys).derived(grants.PURPOSE)
+        seal = private_files.load_key(self.host.keys).derived(grants.PURPOSE)
         return grants.Capabilities(os.path.join(self.host.state, CAPABILITIES), seal, self.ledger(), clock=time.time)
 
     def masks_for(self, project: str) -> tuple[Mask, ...]:

@@ -18,8 +18,7 @@ from agent_sandbox._fast.values import dataclass, field
 from agent_sandbox.engine.gate import EntryWriter
 from agent_sandbox.ledger.chain import entries
 from agent_sandbox.ledger.encoding import wrapped
-from agent_sandbox.ledger.event import Entry, Event, Intent, OutcomeEvent
-from agent_sandbox.ledger.summary import LEVELS, tell
+from agent_sandbox.ledger.event import LEVELS, Entry, Event, Intent, OutcomeEvent, tell
 
 _REMEMBERED = 10_000  # intents whose outcome is still to come
 

@@ -19,10 +19,8 @@ from agent_sandbox.engine.tools import named
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.code.patterns import Rule
 from agent_sandbox.policy.hosts import NO_NETWORK
-from agent_sandbox.policy.limits import MIB, Limits
-from agent_sandbox.policy.model import EVERYWHERE, Policy, locked, repeatable
+from agent_sandbox.policy.model import EVERYWHERE, MIB, Limits, Policy, ProgramRules, locked, repeatable
 from agent_sandbox.policy.paths import PathPattern, Tree, ancestors, anchor, normalise, parse
-from agent_sandbox.policy.programs import ProgramRules
 from agent_sandbox.policy.secrets import Mask, default_masks, reveal
 
 PathLike = str | bytes | os.PathLike[str]
@@ -153,7 +151,7 @@ class SandboxConfig:
             if not _is_module(name):
                 raise PolicyError(f"preload holds {name!r}, which is not a module name", hint='write preload=["numpy"]')
         object.__setattr__(self, "env_vars", environment(self.env_vars))
-        object.__setattr__(self, "tools", named(self.tools) if self.tools != () else {})
+        object.__setattr__(self, "tools", {} if self.tools in ((), {}) else named(self.tools))
         _ = self.cwd, self.policy()  # both raise for invalid settings
 
     @property

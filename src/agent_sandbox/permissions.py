@@ -16,8 +16,7 @@ from agent_sandbox.config import PathLike, SandboxConfig
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.code.patterns import CodeGrant, granted
 from agent_sandbox.policy.hosts import NetworkRules, network_rules
-from agent_sandbox.policy.model import Policy
-from agent_sandbox.policy.programs import ProgramRules
+from agent_sandbox.policy.model import Policy, ProgramRules
 
 
 class PermissionLevel(IntEnum):

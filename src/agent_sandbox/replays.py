@@ -14,8 +14,7 @@ from agent_sandbox._fast.values import dataclass
 from agent_sandbox.engine.records import Departure, Record, departures, digest, read, rules_of, salted
 from agent_sandbox.engine.work import Code
 from agent_sandbox.errors import RecordError
-from agent_sandbox.policy.limits import MIB
-from agent_sandbox.policy.model import CLONED_LIMITS, Policy
+from agent_sandbox.policy.model import CLONED_LIMITS, MIB, Policy
 from agent_sandbox.result import SandboxResult
 
 if TYPE_CHECKING:

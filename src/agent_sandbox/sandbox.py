@@ -24,15 +24,13 @@ from agent_sandbox.assembly import here
 from agent_sandbox.audit import AuditLevel, AuditLog
 from agent_sandbox.config import SandboxConfig, check_seed
 from agent_sandbox.engine.code_check import EarlyLook
-from agent_sandbox.engine.languages import NATIVE
-from agent_sandbox.engine.plan_launch import SCRATCH
+from agent_sandbox.engine.plan_launch import NATIVE, SCRATCH
 from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.tools import named
 from agent_sandbox.engine.work import Code, Command, Work, action_of
 from agent_sandbox.errors import Denied, PolicyError, RuntimeUnavailable, SandboxError, SandboxWarning
 from agent_sandbox.policy.action import canonical_language
-from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.policy.model import Policy, repeatable
+from agent_sandbox.policy.model import Guarantee, Policy, repeatable
 from agent_sandbox.policy.paths import Glob
 from agent_sandbox.result import SandboxResult, SandboxStatus
 from agent_sandbox.runtime.base import Guest
@@ -44,8 +42,8 @@ if TYPE_CHECKING:
     from agent_sandbox.engine.simulation.plan import EffectPlan
     from agent_sandbox.permissions import PermissionSet
     from agent_sandbox.policy.action import Action
-    from agent_sandbox.policy.approval_rules import AskRules
     from agent_sandbox.policy.decide import Ask
+    from agent_sandbox.policy.model import AskRules
     from agent_sandbox.policy.tokens import Token
     from agent_sandbox.replays import Replay
     from agent_sandbox.session import SandboxSession

@@ -20,8 +20,7 @@ from collections.abc import Callable
 from agent_sandbox._fast.values import dataclass, field, replace
 from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.kernel.mount_plan import MountPlan
-from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.policy.limits import Limits
+from agent_sandbox.policy.model import Guarantee, Limits
 from agent_sandbox.runtime.base import (
     COMMAND,
     Argv,
@@ -137,7 +136,11 @@ def output_beyond_its_limit_is_cut_and_said_to_be(bench: Bench) -> None:
 
 def a_run_can_be_killed_from_another_thread(bench: Bench) -> None:
     """Check that a run can be killed, and that killing or closing it twice is harmless."""
-    process = bench.runtime.launch(replace(bench.launch, program=Argv(("sleep", "60"))))
+    _kill(bench, Argv(("sleep", "60")))
+
+
+def _kill(bench: Bench, program: Argv | PythonCode) -> None:
+    process = bench.runtime.launch(replace(bench.launch, program=program))
     killer = threading.Thread(target=process.kill)
     try:
         killer.start()
@@ -328,16 +331,7 @@ def memory_of_code_is_limited(bench: Bench) -> None:
 
 def code_can_be_killed_from_another_thread(bench: Bench) -> None:
     """Check that code can be killed while it computes, and that killing or closing it twice is harmless."""
-    process = bench.runtime.launch(replace(bench.launch, program=PythonCode("while True: pass")))
-    killer = threading.Thread(target=process.kill)
-    try:
-        killer.start()
-        assert process.wait().exit.reason is ExitReason.KILLED
-    finally:
-        killer.join()
-        process.kill()
-        process.close()
-        process.close()
+    _kill(bench, PythonCode("while True: pass"))
 
 
 def callers_are_told_of_a_guest_that_is_ready_and_while_it_runs(bench: Bench) -> None:

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox.engine import languages
+from agent_sandbox.engine import plan_launch
 from agent_sandbox.engine.work import Code, Work
 from agent_sandbox.errors import RuntimeUnavailable
-from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.policy.limits import MIB
+from agent_sandbox.policy.model import MIB, Guarantee
 from agent_sandbox.policy.paths import parse
 from agent_sandbox.runtime.base import Hosted, JavaScriptCode, Script
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
@@ -48,7 +47,7 @@ def test_javascript_keeps_the_contract(claim: Claim, coder: Box) -> None:
 
 def _for_node(source: str) -> Hosted | Script:
     try:
-        return languages.prepare("javascript", source, arguments=(), search_path=ENVIRONMENT["PATH"], processes=True).program
+        return plan_launch.prepare("javascript", source, arguments=(), search_path=ENVIRONMENT["PATH"], processes=True).program
     except RuntimeUnavailable as error:
         pytest.skip(error.message)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from agent_sandbox.errors import RuntimeUnavailable
-from agent_sandbox.policy.guarantees import Guarantee
+from agent_sandbox.policy.model import Guarantee
 from tests.security.harness import Box
 
 

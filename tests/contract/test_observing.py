@@ -15,8 +15,7 @@ import pytest
 from agent_sandbox._fast.values import replace
 from agent_sandbox.engine.work import Command, Outcome, Work
 from agent_sandbox.errors import RuntimeUnavailable
-from agent_sandbox.policy.model import cloned
-from agent_sandbox.policy.programs import ProgramRules
+from agent_sandbox.policy.model import ProgramRules, cloned
 from agent_sandbox.runtime.base import Guest, Launch
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from agent_sandbox.testing import CLAIMS, Bench, Claim

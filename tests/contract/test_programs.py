@@ -11,8 +11,7 @@ import pytest
 from agent_sandbox.engine.work import Command, Outcome, Work
 from agent_sandbox.errors import Denied, LaunchFailed
 from agent_sandbox.kernel import landlock
-from agent_sandbox.policy.model import cloned
-from agent_sandbox.policy.programs import ProgramRules
+from agent_sandbox.policy.model import ProgramRules, cloned
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from tests.security.harness import Box
 

@@ -8,16 +8,13 @@ import pytest
 
 from agent_sandbox import Sandbox
 from agent_sandbox.assembly import here
-from agent_sandbox.engine.languages import prepare
+from agent_sandbox.engine.plan_launch import prepare
 from agent_sandbox.errors import LaunchFailed
 from agent_sandbox.kernel import cgroups
 from agent_sandbox.kernel.mount_plan import ThrowAway
-from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.policy.limits import Limits
-from agent_sandbox.policy.model import locked
+from agent_sandbox.policy.model import Guarantee, Limits, locked
 from agent_sandbox.runtime.base import Launch, PythonCode
-from agent_sandbox.workspace.view.draft import MachineFacts
-from agent_sandbox.workspace.view.plan import plan_view
+from agent_sandbox.workspace.view.plan import MachineFacts, plan_view
 from tests.kernel.group_probe import probe
 
 HOLD = "import os, time\n{hold}\ntime.sleep(120)\nprint('it was not noticed')"

@@ -15,8 +15,7 @@ from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.runtimes import only
 from agent_sandbox.engine.work import Code, Work
 from agent_sandbox.ledger.writer import Ledger
-from agent_sandbox.policy.limits import MIB, Limits
-from agent_sandbox.policy.model import locked, repeatable
+from agent_sandbox.policy.model import MIB, Limits, locked, repeatable
 from agent_sandbox.policy.paths import Tree
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
 from tests import compiled

@@ -297,9 +297,9 @@ def test_another_user_is_needed_where_the_policy_says_so(open_place: Path, tmp_p
 
     def forge(asked: dict[str, Any]) -> None:
         from agent_sandbox.engine.approvals.question import PURPOSE, Answer, Decision, sealed
-        from agent_sandbox.ledger import keys
+        from agent_sandbox.ledger import private_files
 
-        seal = keys.load(str(theirs / "state" / "ledger.jsonl.keys"), make=False).derived(PURPOSE)
+        seal = private_files.load_key(str(theirs / "state" / "ledger.jsonl.keys"), make=False).derived(PURPOSE)
         file = theirs / "state" / "approvals" / "waiting" / asked["digest"] / "answer"
         file.with_suffix(".new").write_bytes(sealed(Answer(asked["digest"], Decision.ONCE, "root", asked["until"]), seal))
         os.chown(file.with_suffix(".new"), asker.uid, asker.uid)

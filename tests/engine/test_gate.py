@@ -13,9 +13,8 @@ from agent_sandbox.ledger.chain import verify
 from agent_sandbox.ledger.event import Entry, Event, Intent, Noted, OutcomeEvent, RefusalEvent
 from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.policy.action import Action, Promote, RunCode, RunCommand, Undo
-from agent_sandbox.policy.approval_rules import AskRules
 from agent_sandbox.policy.decide import Allow, Ask, Deny, Reason
-from agent_sandbox.policy.model import cloned, locked
+from agent_sandbox.policy.model import AskRules, cloned, locked
 from tests.ledger.samples import read
 
 ALLOWED = RunCode.of("python", b"print(1)")

@@ -14,13 +14,10 @@ from agent_sandbox.engine.runtimes import only
 from agent_sandbox.engine.work import Code, Command, Work
 from agent_sandbox.errors import LedgerUnavailable
 from agent_sandbox.kernel.mount_plan import MountPlan, ThrowAway
-from agent_sandbox.ledger.event import Entry, Event, Intent, Noted, OutcomeEvent
-from agent_sandbox.ledger.summary import tell
+from agent_sandbox.ledger.event import Entry, Event, Intent, Noted, OutcomeEvent, tell
 from agent_sandbox.ledger.writer import Ledger
-from agent_sandbox.policy.limits import Limits
-from agent_sandbox.policy.model import Policy, cloned, locked
+from agent_sandbox.policy.model import Limits, Policy, ProgramRules, cloned, locked
 from agent_sandbox.policy.paths import Glob, Tree
-from agent_sandbox.policy.programs import ProgramRules
 from agent_sandbox.policy.secrets import Mask
 from agent_sandbox.runtime.base import Argv, Launch
 from agent_sandbox.runtime.observe import CONNECT, EXECUTE, KINDS, LISTEN, READ, RESOLVE, WRITE, Observed, SeenAttempt

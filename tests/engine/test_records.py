@@ -30,7 +30,7 @@ from agent_sandbox.engine.records import (
     write,
 )
 from agent_sandbox.errors import RecordError
-from agent_sandbox.policy.limits import Limits
+from agent_sandbox.policy.model import Limits
 
 SALT = "ab" * 16
 

@@ -15,9 +15,7 @@ from agent_sandbox.engine.work import Code, Command, Work
 from agent_sandbox.errors import Busy, Denied, LedgerUnavailable, PolicyError
 from agent_sandbox.ledger.event import Intent, OutcomeEvent, RefusalEvent
 from agent_sandbox.ledger.writer import Ledger
-from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.policy.model import Policy, cloned, locked
-from agent_sandbox.policy.programs import ProgramRules
+from agent_sandbox.policy.model import Guarantee, Policy, ProgramRules, cloned, locked
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from agent_sandbox.workspace.store import Store
 from tests.ledger.samples import read

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox._fast.values import replace
-from agent_sandbox.engine import languages
+from agent_sandbox.engine import plan_launch
 from agent_sandbox.engine import runtimes as engine_runtimes
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.retry import HeldOutput
@@ -22,9 +22,7 @@ from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.ledger.event import Intent
 from agent_sandbox.ledger.event import OutcomeEvent as Ended
 from agent_sandbox.ledger.writer import Ledger
-from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.policy.limits import Limits
-from agent_sandbox.policy.model import Policy, cloned, locked
+from agent_sandbox.policy.model import Guarantee, Limits, Policy, cloned, locked
 from agent_sandbox.policy.paths import Tree
 from agent_sandbox.policy.secrets import Mask
 from agent_sandbox.runtime.base import ExitReason
@@ -149,8 +147,8 @@ def test_what_cannot_start_again_stays_as_it_was(
     def fail(*_: object, **__: object) -> None:
         raise RuntimeUnavailable("no interpreter here", missing=("python",))
 
-    target: object = languages if where == "in planning it" else process
-    monkeypatch.setattr(target, "prepare" if target is languages else "launch", fail)
+    target: object = plan_launch if where == "in planning it" else process
+    monkeypatch.setattr(target, "prepare" if target is plan_launch else "launch", fail)
     started: list[object] = []
     outcome = session(auto, ledger).run(python(FAKED, on_start=started.append))
     assert len(started) == 1

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_sandbox._fast.encoding import Seal
-from agent_sandbox.ledger import anchor, keys
+from agent_sandbox.ledger import private_files
 from agent_sandbox.ledger.chain import find_head, walk
 from agent_sandbox.ledger.event import Entry, Intent
 from agent_sandbox.ledger.writer import PURPOSE, Ledger
@@ -48,11 +48,11 @@ def as_if_it_died(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     ledger = ledger_at(path)
     with path.open("rb") as file:
-        head = find_head(file.fileno(), len(content), keys.load(ledger.keys).derived(PURPOSE))
-    place = Path(ledger.keys, anchor.ANCHOR)
+        head = find_head(file.fileno(), len(content), private_files.load_key(ledger.keys).derived(PURPOSE))
+    place = Path(ledger.keys, private_files.ANCHOR)
     place.write_bytes(b"")
     if head.sequence:
-        anchor.write(ledger.keys, head.sequence, head.hash, head.seal, head.end, anchor.boot_id())
+        private_files.write_anchor(ledger.keys, head.sequence, head.hash, head.seal, head.end, private_files.boot_id())
 
 
 def notes_in(path: str) -> list[str]:

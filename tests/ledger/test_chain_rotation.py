@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox.errors import LedgerUnavailable
-from agent_sandbox.ledger import anchor
+from agent_sandbox.ledger import private_files
 from agent_sandbox.ledger.chain import closed, entries, files
 from agent_sandbox.ledger.verify import evidence, examine
 from agent_sandbox.ledger.writer import Ledger
@@ -90,4 +90,4 @@ def test_who_looks_while_files_are_closed_sees_one_moment(tmp_path: Path) -> Non
     finally:
         os.kill(writer, signal.SIGKILL)
         assert exit_code(writer) == -signal.SIGKILL
-    assert anchor.read(ledger.keys) is not None
+    assert private_files.read_anchor(ledger.keys) is not None

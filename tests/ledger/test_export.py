@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_sandbox.ledger.chain import START
-from agent_sandbox.ledger.event import Entry, Facts, Intent, Noted, RefusalEvent
+from agent_sandbox.ledger.event import Entry, Facts, Intent, Noted, RefusalEvent, tell
 from agent_sandbox.ledger.export import COLUMNS, FORMS, exporter
-from agent_sandbox.ledger.summary import tell
 from tests.ledger.test_query import EVENTS
 
 ENTRIES = [Entry(number, 1.5 + number, START, "h" * 64, event, "s" * 32) for number, event in enumerate(EVENTS, 1)]

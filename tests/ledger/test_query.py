@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox.ledger.chain import closed, entries
-from agent_sandbox.ledger.event import Entry, Event, Intent, Noted, OutcomeEvent, RefusalEvent
+from agent_sandbox.ledger.event import Entry, Event, Intent, Noted, OutcomeEvent, RefusalEvent, tell
 from agent_sandbox.ledger.query import Filter, follow, select
-from agent_sandbox.ledger.summary import tell
 from agent_sandbox.ledger.writer import Ledger
 from tests.ledger.samples import intent, ledger_at
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agent_sandbox.errors import LedgerBroken
-from agent_sandbox.ledger import anchor, checkpoint
+from agent_sandbox.ledger import checkpoint, private_files
 from agent_sandbox.ledger.chain import closed, files
 from agent_sandbox.ledger.event import Gap
 from agent_sandbox.ledger.verify import Evidence, Report, evidence, examine
@@ -119,7 +119,7 @@ def test_another_ledger_of_the_same_key_does_not_pass_for_this_one(tmp_path: Pat
     for number in range(5):
         one.record(intent(str(number)))
     shutil.copytree(keys, tmp_path / "other-keys")
-    (tmp_path / "other-keys" / anchor.ANCHOR).unlink()
+    (tmp_path / "other-keys" / private_files.ANCHOR).unlink()
     other = Ledger(tmp_path / "other", clock=lambda: 1.5, keys=str(tmp_path / "other-keys"))
     for number in range(9):
         other.record(intent(f"other {number}"))
@@ -131,7 +131,7 @@ def test_another_ledger_of_the_same_key_does_not_pass_for_this_one(tmp_path: Pat
 
 def test_an_anchor_that_is_gone_stops_the_ledger(tmp_path: Path) -> None:
     ledger = filled(tmp_path / "ledger", 3)
-    Path(ledger.keys, anchor.ANCHOR).unlink()
+    Path(ledger.keys, private_files.ANCHOR).unlink()
     assert report_on(ledger).complete is None
     with pytest.raises(LedgerBroken, match=r"its anchor .* is gone"):
         ledger_at(Path(ledger.path)).record(intent())
@@ -139,7 +139,7 @@ def test_an_anchor_that_is_gone_stops_the_ledger(tmp_path: Path) -> None:
 
 def test_an_anchor_made_up_without_the_key_is_found(tmp_path: Path) -> None:
     ledger = filled(tmp_path / "ledger", 3)
-    anchor.write(ledger.keys, 2, "0" * 64, "0" * 32, 10, "boot")
+    private_files.write_anchor(ledger.keys, 2, "0" * 64, "0" * 32, 10, "boot")
     assert "anchor was not written with this key" in report_on(ledger).fault
     with pytest.raises(LedgerBroken, match="was not written with its key"):
         ledger_at(Path(ledger.path)).record(intent())
@@ -149,7 +149,7 @@ def test_an_anchor_made_up_without_the_key_is_found(tmp_path: Path) -> None:
 def test_an_anchor_that_was_emptied_is_not_taken_for_a_new_one(tmp_path: Path, content: bytes) -> None:
     ledger = filled(tmp_path / "ledger", 5)
     Path(ledger.path).write_bytes(b"".join(Path(ledger.path).read_bytes().splitlines(keepends=True)[:2]))
-    Path(ledger.keys, anchor.ANCHOR).write_bytes(content)
+    Path(ledger.keys, private_files.ANCHOR).write_bytes(content)
     with pytest.raises(LedgerBroken, match="emptied"):
         report_on(ledger)
     with pytest.raises(LedgerBroken, match="emptied"):
@@ -160,7 +160,7 @@ def test_a_process_that_dies_with_its_first_entry_written_and_the_anchor_not_lea
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger = ledger_at(tmp_path / "ledger")
-    put, puts = anchor.put, list[int]()
+    put, puts = private_files.put_anchor, list[int]()
 
     def dies(descriptor: int, sequence: int, *rest: Any, **more: Any) -> None:
         puts.append(sequence)
@@ -169,7 +169,7 @@ def test_a_process_that_dies_with_its_first_entry_written_and_the_anchor_not_lea
         put(descriptor, sequence, *rest, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(anchor, "put", dies)
+        patch.setattr(private_files, "put_anchor", dies)
         with pytest.raises(KeyboardInterrupt):
             ledger.record(intent())
     assert puts == [0, 1]
@@ -179,7 +179,7 @@ def test_a_process_that_dies_with_its_first_entry_written_and_the_anchor_not_lea
 
 def _with_another_anchor(ledger: Ledger, content: bytes) -> Report | None:
     """The report with this as its anchor; None when that is found to be damaged before anything is examined."""
-    place = Path(ledger.keys, anchor.ANCHOR)
+    place = Path(ledger.keys, private_files.ANCHOR)
     before = place.read_bytes()
     try:
         place.unlink()
@@ -195,10 +195,10 @@ def _with_another_anchor(ledger: Ledger, content: bytes) -> Report | None:
 def test_a_change_of_the_anchor_alone_is_found_or_takes_nothing_away(tmp_path: Path) -> None:
     """What it says of numbers and hashes cannot be changed; put back to an earlier one, it still vouches for no ledger that is shorter."""
     random, ledger = Random(12), filled(tmp_path / "ledger", 3)
-    earlier = Path(ledger.keys, anchor.ANCHOR).read_bytes()
+    earlier = Path(ledger.keys, private_files.ANCHOR).read_bytes()
     for _ in range(3):
         ledger.record(intent(), lasting=True)
-    content, found = Path(ledger.keys, anchor.ANCHOR).read_bytes(), 0
+    content, found = Path(ledger.keys, private_files.ANCHOR).read_bytes(), 0
     named = len(" ".join(content.decode().split()[:3]))  # the number, the hash and the seal; behind them only remarks for who repairs
     for _ in range(300):
         changed = bytearray(content)
@@ -213,7 +213,7 @@ def test_a_change_of_the_anchor_alone_is_found_or_takes_nothing_away(tmp_path: P
 @pytest.mark.parametrize("content", [b"x" * 1024, b"1 2 3\n", b"\xff" * 512])
 def test_a_damaged_anchor_is_said_to_be_damaged(tmp_path: Path, content: bytes) -> None:
     ledger = filled(tmp_path / "ledger", 3)
-    Path(ledger.keys, anchor.ANCHOR).write_bytes(content)
+    Path(ledger.keys, private_files.ANCHOR).write_bytes(content)
     with pytest.raises(LedgerBroken, match="anchor"):
         report_on(ledger)
     with pytest.raises(LedgerBroken, match="anchor"):
@@ -224,8 +224,8 @@ def _after_a_power_cut(ledger: Ledger, lost: int, boot: str) -> None:
     """The ledger without its last entries, and an anchor from another boot that had seen them."""
     lines = Path(ledger.path).read_bytes().splitlines(keepends=True)
     Path(ledger.path).write_bytes(b"".join(lines[:-lost]))
-    place = Path(ledger.keys, anchor.ANCHOR)
-    place.write_bytes(place.read_bytes().replace(anchor.boot_id().encode(), boot.encode()))
+    place = Path(ledger.keys, private_files.ANCHOR)
+    place.write_bytes(place.read_bytes().replace(private_files.boot_id().encode(), boot.encode()))
 
 
 @pytest.mark.parametrize("torn", [b"", b'{"seq":4,"ti'])
@@ -320,7 +320,7 @@ def test_a_ledger_rewritten_behind_a_checkpoint_does_not_fit_it(tmp_path: Path) 
     ledger = filled(tmp_path / "ledger", 5)
     signed = ledger.checkpoint()
     os.unlink(ledger.path)
-    os.unlink(Path(ledger.keys, anchor.ANCHOR))
+    os.unlink(Path(ledger.keys, private_files.ANCHOR))
     for number in range(8):
         ledger.record(intent(f"another past {number}"))
     assert report_on(ledger).complete, "the control: nothing on this machine tells"

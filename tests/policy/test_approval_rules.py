@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.action import Action, CallTool, Promote, RunCode, RunCommand, Undo
-from agent_sandbox.policy.approval_rules import EFFECTS, LIFTABLE, NEEDS, AskRules, Word, question_about, touched
+from agent_sandbox.policy.approval_rules import Word, question_about, touched
 from agent_sandbox.policy.decide import Allow, Ask, Deny, decide
 from agent_sandbox.policy.explanation import explain, lint
 from agent_sandbox.policy.files.document import from_mapping
 from agent_sandbox.policy.files.layers import effective
-from agent_sandbox.policy.model import Policy, cloned, locked
+from agent_sandbox.policy.model import EFFECTS, LIFTABLE, NEEDS, AskRules, Policy, cloned, locked
 from agent_sandbox.readers.shell.analyze import understand
 from agent_sandbox.readers.shell.effects import EffectKind
 from tests.policy.test_decide import actions, policies

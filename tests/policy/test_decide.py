@@ -9,12 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_sandbox.policy.action import LANGUAGES, Action, CallTool, Promote, RunCode, RunCommand, Undo
-from agent_sandbox.policy.approval_rules import AskRules
 from agent_sandbox.policy.decide import LARGEST_SOURCE, Allow, Ask, Deny, decide, granting, lifting
-from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.policy.model import FileRules, Policy, cloned, locked, repeatable, required
+from agent_sandbox.policy.model import AskRules, FileRules, Guarantee, Policy, ProgramRules, cloned, locked, repeatable, required
 from agent_sandbox.policy.paths import Beneath, Tree
-from agent_sandbox.policy.programs import ProgramRules
 from agent_sandbox.policy.secrets import Mask, default_masks
 
 CLONED = cloned(masks=default_masks(homes=["/home/u"]))

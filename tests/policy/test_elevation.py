@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_sandbox.policy.elevation import Elevation, elevated
-from agent_sandbox.policy.limits import MIB, Limits
-from agent_sandbox.policy.model import Policy, cloned, implied
+from agent_sandbox.policy.model import MIB, Limits, Policy, ProgramRules, cloned, implied
 from agent_sandbox.policy.paths import Tree
-from agent_sandbox.policy.programs import ProgramRules, covers, is_pattern
+from agent_sandbox.policy.programs import covers, is_pattern
 from agent_sandbox.policy.secrets import Mask
 
 NAMES = ("git", "curl", "ls", "bash", "python3")

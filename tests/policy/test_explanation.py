@@ -8,10 +8,8 @@ from agent_sandbox.policy.decide import Allow, Deny
 from agent_sandbox.policy.explanation import explain, lint, try_command
 from agent_sandbox.policy.files.document import from_mapping
 from agent_sandbox.policy.files.layers import Effective, effective
-from agent_sandbox.policy.limits import Limits
-from agent_sandbox.policy.model import cloned, locked
+from agent_sandbox.policy.model import Limits, ProgramRules, cloned, locked
 from agent_sandbox.policy.paths import Beneath, Glob, Tree
-from agent_sandbox.policy.programs import ProgramRules
 from agent_sandbox.policy.secrets import Mask
 
 NO_LIMITS = Limits(wall_seconds=None, memory_bytes=None, processes=None, open_files=None, output_bytes=None, disk_bytes=None)

@@ -16,8 +16,7 @@ from agent_sandbox.policy.files.document import from_mapping, parse_toml
 from agent_sandbox.policy.files.layers import effective, widened
 from agent_sandbox.policy.files.settings import json_schema
 from agent_sandbox.policy.learn import NAMED, Nature, Programs, RunContext, Spent, learn
-from agent_sandbox.policy.limits import MIB
-from agent_sandbox.policy.model import CLONED_LIMITS, cloned
+from agent_sandbox.policy.model import CLONED_LIMITS, MIB, cloned
 from agent_sandbox.policy.paths import Tree, parse
 from agent_sandbox.policy.programs import covers, is_pattern
 from agent_sandbox.policy.proposal import Asked, Proposal, ProposedSetting, as_toml, name_pattern, pattern_of

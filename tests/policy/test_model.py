@@ -6,13 +6,12 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.policy.limits import Limits
-from agent_sandbox.policy.model import EVERYWHERE, FileRules, cloned, locked
+from agent_sandbox.policy.model import EVERYWHERE, FileRules, Guarantee, Limits, cloned, locked
 from agent_sandbox.policy.paths import parse
 from agent_sandbox.policy.secrets import Mask, default_masks
 
@@ -87,3 +86,22 @@ def test_the_digest_does_not_depend_on_the_process_that_computes_it() -> None:
     seeds = [environment | {"PYTHONHASHSEED": seed} for seed in ("1", "2")]
     digests = {subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, check=True, text=True).stdout for env in seeds}
     assert digests == {locked().digest()}
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({"wall_seconds": "5"}, "wall_seconds must be a number"),
+        ({"wall_seconds": True}, "wall_seconds must be a number"),
+        ({"memory_bytes": 0}, "memory_bytes must be positive and finite"),
+        ({"cpu_seconds": float("inf")}, "cpu_seconds must be positive and finite"),
+        ({"open_files": 1.5}, "open_files must be a whole number"),
+    ],
+)
+def test_an_absurd_limit_is_refused_by_name(limits: dict[str, Any], words: str) -> None:
+    with pytest.raises(PolicyError, match=words):
+        Limits(**limits)
+
+
+def test_a_limit_may_be_left_out() -> None:
+    assert Limits(wall_seconds=None, memory_bytes=None).wall_seconds is None

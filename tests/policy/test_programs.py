@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.action import RunCode, RunCommand
 from agent_sandbox.policy.decide import Allow, Deny, decide
-from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.policy.model import locked
-from agent_sandbox.policy.programs import ProgramRules
+from agent_sandbox.policy.model import Guarantee, ProgramRules, locked
 
 NAMES = ["git", "python3", "python", "rm", "bash", "mkfs.ext4", "curl"]
 PATTERNS = st.sampled_from([*NAMES, "python*", "mkfs*", "*", "[g]it", "?m"])

@@ -10,17 +10,14 @@ from hypothesis import strategies as st
 
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.action import LANGUAGES, Action, CallTool, Promote, RunCode, RunCommand, Undo
-from agent_sandbox.policy.approval_rules import EFFECTS, LIFTABLE, NEEDS
 from agent_sandbox.policy.code.patterns import granted
 from agent_sandbox.policy.code.validate import validate
 from agent_sandbox.policy.decide import LARGEST_SOURCE, Allow, Ask, Deny, decide
 from agent_sandbox.policy.files.document import Document, from_mapping
 from agent_sandbox.policy.files.layers import Effective, effective
 from agent_sandbox.policy.files.presets import PRESETS
-from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.hosts import network_rules
-from agent_sandbox.policy.limits import Limits
-from agent_sandbox.policy.model import FileRules, Policy, cloned, required
+from agent_sandbox.policy.model import EFFECTS, LIFTABLE, NEEDS, FileRules, Guarantee, Limits, Policy, cloned, required
 from agent_sandbox.policy.paths import Tree
 
 HOME = "/home/u"

@@ -9,7 +9,7 @@ import pytest
 from agent_sandbox import FilePermission, NetworkPermission, PermissionLevel, PermissionSet, ProcessPermission
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.code.patterns import CodeGrant
-from agent_sandbox.policy.guarantees import Guarantee
+from agent_sandbox.policy.model import Guarantee
 
 ANY: Any = lambda value: value  # noqa: E731  what a caller without a type checker may pass
 READ, WRITE = PermissionLevel.READ, PermissionLevel.WRITE

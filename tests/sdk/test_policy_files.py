@@ -11,8 +11,7 @@ from agent_sandbox import Sandbox, SandboxStatus, Workspace, policy_files
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.action import Action
 from agent_sandbox.policy.decide import Ask
-from agent_sandbox.policy.limits import MIB
-from agent_sandbox.policy.model import cloned
+from agent_sandbox.policy.model import MIB, cloned
 from agent_sandbox.policy_files import Layers, layers_of, under
 
 CEILING = cloned(masks=())

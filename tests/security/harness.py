@@ -26,8 +26,7 @@ from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.runtimes import only
 from agent_sandbox.engine.work import Code, Command, Outcome, Work
 from agent_sandbox.ledger.writer import Ledger
-from agent_sandbox.policy.limits import Limits
-from agent_sandbox.policy.model import CLONED_LIMITS, FileRules, Policy, cloned, locked
+from agent_sandbox.policy.model import CLONED_LIMITS, FileRules, Limits, Policy, cloned, locked
 from agent_sandbox.policy.secrets import Mask, default_masks
 from agent_sandbox.runtime.process.guest_handle import ProcessGuest
 from agent_sandbox.runtime.process.runtime import ProcessRuntime

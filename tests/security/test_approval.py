@@ -17,7 +17,7 @@ from agent_sandbox.engine.gate import Granted, Refused
 from agent_sandbox.engine.grants import Capabilities
 from agent_sandbox.engine.work import Code, Command, Work, action_of
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.ledger import keys
+from agent_sandbox.ledger import private_files
 from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.policy.action import RunCommand
 from agent_sandbox.policy.decide import Ask, Reason
@@ -239,7 +239,7 @@ print(json.dumps(sorted(set(found))))
 def test_a_guest_finds_no_token_and_one_of_another_run_is_of_no_use(number: int, box: Box, tell: Tell) -> None:
     state = box.project.parent / "state"
     ledger = Ledger(state / "ledger.jsonl", clock=time.time)
-    seal = keys.load(ledger.keys)
+    seal = private_files.load_key(ledger.keys)
     capabilities = Capabilities(str(state / "capabilities"), seal.derived(b"capabilities"), ledger, clock=time.time)
     token = capabilities.grant("another sandbox", (("run", "git", "**"),), seconds=60, by="alice")
     needles = {"the token": spell(token).rpartition(".")[2].encode().hex(), "the key": Path(ledger.keys, "key").read_bytes().hex()}
@@ -258,7 +258,7 @@ def test_a_guest_cannot_answer_its_own_question(number: int, box: Box, tell: Tel
     """It runs our own program in its sandbox, and writes what an answer looks like where answers are."""
     state = box.project.parent / "state"
     ledger = Ledger(state / "ledger.jsonl", clock=time.time)
-    seal = keys.load(ledger.keys).derived(b"approvals")
+    seal = private_files.load_key(ledger.keys).derived(b"approvals")
     inbox = Inbox(str(state / "approvals"), seal, ledger, clock=time.time, pause=lambda: time.sleep(0.01))
     got = list[Granted | Refused]()
     asker = threading.Thread(target=lambda: got.append(inbox.ask(question(until=time.time() + 600))))

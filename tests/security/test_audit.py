@@ -17,7 +17,7 @@ import pytest
 
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.errors import LedgerBroken, LedgerUnavailable
-from agent_sandbox.ledger import anchor
+from agent_sandbox.ledger import private_files
 from agent_sandbox.ledger.chain import closed, entries
 from agent_sandbox.ledger.event import Intent
 from agent_sandbox.ledger.verify import Evidence, evidence, examine
@@ -143,7 +143,7 @@ def _immutable(path: Path) -> Iterator[None]:
 @pytest.mark.parametrize("which", ["ledger", "anchor"])
 def test_where_the_record_cannot_be_changed_nothing_is_done(number: int, tmp_path: Path, tell: Tell, which: str) -> None:
     ledger, done = filled(tmp_path / "ledger", 2), list[str]()
-    place = Path(ledger.path) if which == "ledger" else Path(ledger.keys, anchor.ANCHOR)
+    place = Path(ledger.path) if which == "ledger" else Path(ledger.keys, private_files.ANCHOR)
     gate = Gate(locked(processes=True), ledger, clock=lambda: 1.5)
     for held in (False, True):
         with _immutable(place), pytest.raises(LedgerUnavailable), ledger.held() if held else nullcontext():
@@ -218,9 +218,9 @@ def test_sixteen_writers_on_machines_with_other_clocks_close_files_and_lose_noth
 def test_killing_a_writer_between_entry_and_anchor_is_no_false_alarm(tmp_path: Path) -> None:
     """The one moment in which the two differ rightly."""
     ledger = filled(tmp_path / "ledger", 2)
-    before = Path(ledger.keys, anchor.ANCHOR).read_bytes()
+    before = Path(ledger.keys, private_files.ANCHOR).read_bytes()
     ledger.record(intent())
-    Path(ledger.keys, anchor.ANCHOR).write_bytes(before)
+    Path(ledger.keys, private_files.ANCHOR).write_bytes(before)
     report = examine(ledger.path, evidence(ledger.keys))
     assert report.complete and report.last == 3
     assert ledger_at(Path(ledger.path)).record(intent()).sequence == 4

@@ -13,8 +13,7 @@ import pytest
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.kernel.mount_plan import Bind, ThrowAway
 from agent_sandbox.policy.paths import parse
-from agent_sandbox.workspace.view.draft import MachineFacts, Needs
-from agent_sandbox.workspace.view.plan import plan_view
+from agent_sandbox.workspace.view.plan import MachineFacts, Needs, plan_view
 from tests.patience import machine_wide
 from tests.security.conftest import Tell
 from tests.security.harness import ROOT, Box, case, meanwhile, outside, reading, snapshot

@@ -14,9 +14,9 @@ import pytest
 from agent_sandbox.engine.approvals.inbox import Inbox
 from agent_sandbox.engine.approvals.question import Answer, Decision, Question, decoded, sealed
 from agent_sandbox.engine.gate import Granted, Refused
-from agent_sandbox.ledger import keys
+from agent_sandbox.ledger import private_files
 from agent_sandbox.ledger.writer import Ledger
-from agent_sandbox.policy.approval_rules import ANOTHER_USER
+from agent_sandbox.policy.model import ANOTHER_USER
 from tests.e2e.program import PROGRAM
 from tests.engine.approvals.test_inbox import KEY, Desk
 from tests.engine.approvals.test_question import question
@@ -133,7 +133,7 @@ def test_what_was_typed_before_the_question_was_shown_is_no_answer(
     """Somebody has answered `y` once too often, or an agent has waited for them to be about to."""
     state = tmp_path / "state"
     ledger = Ledger(state / "ledger.jsonl", clock=time.time)
-    seal = keys.load(ledger.keys).derived(b"approvals")
+    seal = private_files.load_key(ledger.keys).derived(b"approvals")
     inbox = Inbox(str(state / "approvals"), seal, ledger, clock=time.time, pause=lambda: time.sleep(0.01))
     got = list[object]()
     asker = threading.Thread(target=lambda: got.append(inbox.ask(question(until=time.time() + 600))))

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox.policy.model import cloned
-from agent_sandbox.policy.programs import LINE_SHELLS, ProgramRules
+from agent_sandbox.policy.model import ProgramRules, cloned
+from agent_sandbox.policy.programs import LINE_SHELLS
 from tests.readers.shell.corpus import corpus
 from tests.security.conftest import Tell
 from tests.security.harness import Box, case

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from agent_sandbox.policy.action import RunCommand
-from agent_sandbox.policy.approval_rules import AskRules, question_about
+from agent_sandbox.policy.approval_rules import question_about
+from agent_sandbox.policy.model import AskRules
 from agent_sandbox.readers.shell.analyze import understand
 from agent_sandbox.readers.shell.effects import EffectKind
 from tests.security.conftest import Tell

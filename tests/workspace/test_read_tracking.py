@@ -8,18 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox.engine.languages import tools
+from agent_sandbox.engine.plan_launch import tools
 from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.kernel import notify
 from agent_sandbox.kernel.mount_plan import ThrowAway
-from agent_sandbox.policy.limits import Limits
-from agent_sandbox.policy.model import cloned
+from agent_sandbox.policy.model import Limits, cloned
 from agent_sandbox.runtime.base import Argv, Launch
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from agent_sandbox.workspace import read_tracking
 from agent_sandbox.workspace.read_tracking import Reads, ReadWatch
-from agent_sandbox.workspace.view.draft import MachineFacts
-from agent_sandbox.workspace.view.plan import plan_view
+from agent_sandbox.workspace.view.plan import MachineFacts, plan_view
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,7 @@ from agent_sandbox.engine.work import Command, Outcome, Work
 from agent_sandbox.errors import Busy, WorkspaceError
 from agent_sandbox.kernel import loop
 from agent_sandbox.ledger.writer import Ledger
-from agent_sandbox.policy.limits import MIB
-from agent_sandbox.policy.model import CLONED_LIMITS, cloned
+from agent_sandbox.policy.model import CLONED_LIMITS, MIB, cloned
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from agent_sandbox.workspace import stored_sandbox as module
 from agent_sandbox.workspace.layers import history, image

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox.workspace.layers.history import quote_target
+from agent_sandbox.kernel.mount_plan import quote_target
 from agent_sandbox.workspace.stored_sandbox import unseen
 
 

@@ -1,7 +1,11 @@
-"""JSON encoding, SHA-256 and HMAC for the start-up path, without slow imports.
+"""JSON encoding, SHA-256 and HMAC for the start-up path, without slow imports; and the canonical form of a value, with its digest.
 
 `json` imports `re`, and `hashlib` loads OpenSSL: several milliseconds for a few short lines and their digests. Decoding, and output for
 people, use `json` itself.
+
+Approvals, the ledger and caches identify a policy or an action by its digest. Equal values have one canonical form, and so one digest,
+whatever the order of a set, `30` or `30.0`, and the Python version. A value without a canonical form is a programming error and raises
+`TypeError`.
 """
 
 from __future__ import annotations
@@ -10,9 +14,11 @@ import sys
 
 # Constant-time comparison, as in `hmac`: the time taken does not reveal where the texts differ.
 from _operator import _compare_digest as same
+from enum import Enum
 from functools import cache
 
-TYPE_CHECKING = False  # see `values`
+from agent_sandbox._fast.values import TYPE_CHECKING, fields, is_dataclass
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from hashlib import sha256
@@ -27,7 +33,7 @@ else:
         except ImportError:
             from hashlib import sha256
 
-__all__ = ["Seal", "as_json", "same", "sha256"]
+__all__ = ["Seal", "as_json", "canonical_digest", "canonical_form", "digest_of_form", "same", "sha256"]
 
 _BLOCK = 64  # bytes in a SHA-256 block
 _INNER, _OUTER = (bytes(byte ^ pad for byte in range(256)) for pad in (0x36, 0x5C))  # every byte value XORed with the HMAC pads
@@ -99,3 +105,42 @@ def _quoted(text: str) -> str:
     from json import dumps  # escapes are rare: leave them to `json`
 
     return dumps(text)
+
+
+def canonical_form(value: Any) -> Any:
+    """Return the canonical form, as JSON types. Each dataclass carries its name, so that two kinds with the same fields differ."""
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, Enum):
+        return canonical_form(value.value)
+    if isinstance(value, int | float):
+        return int(value) if value == int(value) else value
+    if is_dataclass(value) and not isinstance(value, type):
+        return {"kind": type(value).__name__} | {field.name: canonical_form(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, frozenset):
+        return sorted((canonical_form(item) for item in value), key=_form_bytes)
+    if isinstance(value, tuple):
+        return [canonical_form(item) for item in value]
+    raise TypeError(f"{type(value).__name__} has no canonical form")
+
+
+def canonical_digest(value: Any) -> str:
+    """Return the SHA-256 of the canonical form of a value, in hexadecimal."""
+    return digest_of_form(canonical_form(value))
+
+
+def digest_of_form(form: Any) -> str:
+    """Return the digest of a value in canonical form."""
+    return sha256(_form_bytes(form)).hexdigest()
+
+
+def _form_bytes(form: Any) -> bytes:
+    # ASCII escapes keep names that are not UTF-8 (surrogates in Python) distinct and encodable, with one exception: two adjacent surrogates
+    # have the same escapes as the one character that they form in UTF-16, and two actions would share a digest. A value that may hold such
+    # a pair is encoded without escapes. That encoding has characters that the other never has, so no two values collide.
+    text = as_json(form, sort_keys=True)
+    if "\\ud" not in text:
+        return text.encode("ascii")
+    from json import dumps  # rarely needed
+
+    return dumps(form, ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("utf-8", "surrogatepass")

@@ -16,10 +16,8 @@ from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.runtimes import Runtimes
 from agent_sandbox.errors import Busy, PolicyError, SandboxError
 from agent_sandbox.kernel import mountinfo
-from agent_sandbox.policy.limits import Limits
-from agent_sandbox.policy.model import CLONED_LIMITS, Policy, cloned, repeatable
+from agent_sandbox.policy.model import CLONED_LIMITS, Limits, Policy, ProgramRules, cloned, repeatable
 from agent_sandbox.policy.paths import PathPattern, parse
-from agent_sandbox.policy.programs import ProgramRules
 from agent_sandbox.policy.secrets import reveal
 from agent_sandbox.workspace.changes import Change, ChangeSet
 from agent_sandbox.workspace.project import Project, find_project

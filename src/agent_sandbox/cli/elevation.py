@@ -19,8 +19,7 @@ from agent_sandbox.policy.approval_rules import Word
 from agent_sandbox.policy.decide import Deny
 from agent_sandbox.policy.elevation import Elevation, elevated
 from agent_sandbox.policy.files.layers import effective
-from agent_sandbox.policy.limits import Limits
-from agent_sandbox.policy.model import CLONED_LIMITS, Policy, cloned
+from agent_sandbox.policy.model import CLONED_LIMITS, Limits, Policy, cloned
 from agent_sandbox.policy.programs import is_pattern
 from agent_sandbox.workspace.store import sandbox_id
 

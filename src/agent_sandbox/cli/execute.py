@@ -20,6 +20,7 @@ from agent_sandbox.engine.runtimes import Runtimes
 from agent_sandbox.engine.work import Code, Command, Outcome, Work
 from agent_sandbox.errors import Busy, Denied, PolicyError
 from agent_sandbox.policy.model import Policy
+from agent_sandbox.policy.paths import contains
 from agent_sandbox.runtime.base import Exit, ExitReason, Guest
 from agent_sandbox.runtime.process.zygote import Zygote
 from agent_sandbox.workspace.project import Project
@@ -293,7 +294,7 @@ def directory_of(options: CommandOptions, project: Project, policy: Policy | Non
         raise PolicyError("--cwd is empty", hint="name a directory")
     path = os.path.realpath(os.path.join(working_directory() if not (named or "").startswith("/") else "/", named or ""))
     for private in PRIVATE:
-        inside = path.startswith(private + "/") and not (path == project.path or path.startswith(project.path.rstrip("/") + "/"))
+        inside = path.startswith(private + "/") and not contains(project.path, path)
         if inside and project.path != "/":
             raise PolicyError(
                 f"{path!r} is not in the sandbox: each run has a {private} of its own", hint=f"start elsewhere, or: --project {path}"

@@ -15,7 +15,7 @@ from agent_sandbox.cli.remedies import CheckRow, DoctorResult
 from agent_sandbox.cli.results import OMITTED, VerbResult
 from agent_sandbox.errors import RuntimeUnavailable, SandboxError
 from agent_sandbox.kernel.mount_plan import MountPlan, ThrowAway
-from agent_sandbox.policy.limits import Limits
+from agent_sandbox.policy.model import Limits
 from agent_sandbox.runtime.base import Launch, PythonCode
 
 _LIMITS = Limits(wall_seconds=20)

@@ -40,7 +40,7 @@ class CommonOptions:
 
 @dataclass(frozen=True)
 class PolicyOptions:
-    """Options that change the policy. `limits` are those that it changes, by the names of `policy.limits.Limits`."""
+    """Options that change the policy. `limits` are those that it changes, by the names of `policy.model.Limits`."""
 
     limits: tuple[tuple[str, float | None], ...] = ()
     allow: tuple[str, ...] | None = None  # programs; None for all
@@ -328,8 +328,8 @@ class LogOptions:
 
     @classmethod
     def read(cls, request: Request) -> LogOptions:
+        from agent_sandbox.ledger.event import LEVELS
         from agent_sandbox.ledger.export import FORMS
-        from agent_sandbox.ledger.summary import LEVELS
 
         level, form = request.value("--level") or "", request.value("--format")
         if level and level not in LEVELS:

@@ -9,8 +9,7 @@ import os
 import sys
 
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
-from agent_sandbox.cli.render.colours import Style
-from agent_sandbox.cli.render.messages import Console, shown
+from agent_sandbox.cli.render.messages import Console, Style, shown
 from agent_sandbox.cli.results import VerbResult
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 
 from agent_sandbox._fast.values import TYPE_CHECKING, replace
 from agent_sandbox.errors import SandboxError
-from agent_sandbox.policy.guarantees import Guarantee
+from agent_sandbox.policy.model import Guarantee
 from agent_sandbox.runtime.base import ExitReason
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.engine.gate import EntryWriter
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.ledger.event import Facts, Noted
-from agent_sandbox.ledger.keys import make_private, read_private, sync_directory, write_once
+from agent_sandbox.ledger.private_files import hex_names, make_private, read_private, sync_directory, write_once
 from agent_sandbox.policy.approval_rules import Word
 from agent_sandbox.policy.elevation import Elevation
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 PURPOSE = b"elevations"  # the purpose of the derived key
 LONGEST_SECONDS = 24 * 3600.0
 _LARGEST = 64 << 10
+_DIGITS = 32  # of a name
 
 
 @dataclass(frozen=True)
@@ -98,23 +99,23 @@ class Elevations:
     def standing(self) -> list[Raised]:
         """Return those that hold now, the oldest first. Expired ones are recorded and removed."""
         self.sweep()
-        standing = [raised for name in self._names() if (raised := self._read(name)) is not None and raised.left > 0]
+        standing = [raised for name in hex_names(self._directory, _DIGITS) if (raised := self._read(name)) is not None and raised.left > 0]
         return sorted(standing, key=lambda each: (each.began, each.name))
 
     def end(self, name: str, *, by: str) -> None:
         """End an elevation early. Raises `PolicyError` if there is none of this name."""
         with self._alone():
-            raised = self._read(name) if name in self._names() else None
+            raised = self._read(name) if name in hex_names(self._directory, _DIGITS) else None
             if raised is None:
                 raise PolicyError(f"there is no elevation {name[:64]!r}", hint="see: agent-sandbox capabilities")
             self._over(raised, self._clock(), f"{by} took it back")
 
     def sweep(self) -> None:
         """Remove expired elevations, and record when each ended."""
-        if not self._names():
+        if not hex_names(self._directory, _DIGITS):
             return
         with self._alone():  # or two processes at once would both record it
-            for name in self._names():
+            for name in hex_names(self._directory, _DIGITS):
                 raised = self._read(name)
                 if raised is not None and not raised.left > 0:
                     self._over(raised, min(raised.began + raised.seconds, self._clock()), "its time was over")
@@ -125,12 +126,6 @@ class Elevations:
         with suppress(FileNotFoundError):
             os.unlink(os.path.join(self._directory, raised.name))
         sync_directory(self._directory)
-
-    def _names(self) -> list[str]:
-        try:
-            return [name for name in os.listdir(self._directory) if len(name) == 32 and not name.strip("0123456789abcdef")]
-        except FileNotFoundError:
-            return []
 
     def _read(self, name: str) -> Raised | None:
         """Read an elevation; None if we did not seal it, or it is just being removed."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from agent_sandbox._fast.encoding import canonical_form, digest_of_form
 from agent_sandbox._fast.values import TYPE_CHECKING, Protocol, assert_never, dataclass, field, replace
 from agent_sandbox.errors import Denied, LedgerBroken, LedgerUnavailable, SandboxError
 from agent_sandbox.ledger.event import Entry, Event, Facts, Intent, Noted, OutcomeEvent, RefusalEvent
-from agent_sandbox.policy import canonical
 from agent_sandbox.policy.action import Action, Promote, Undo
 from agent_sandbox.policy.approval_rules import Word
 from agent_sandbox.policy.decide import Allow, Ask, Deny, Grants, Reason, Verdict, decide
@@ -109,8 +109,8 @@ class Gate:
         any exception of the deed; and `LedgerUnavailable`, saying so, when the deed was done but its outcome could not be recorded.
         """
         verdict = self._settled(action, decide(self.policy, self._grants, action, now=self._clock()), details)
-        facts, rule = canonical.plain(action), verdict.because.rule
-        digest = canonical.digest_of_plain(facts)  # the action's own, which is looked at twice but spelt once
+        facts, rule = canonical_form(action), verdict.because.rule
+        digest = digest_of_form(facts)  # the action's own, which is looked at twice but spelt once
         if not isinstance(verdict, Allow):
             self._refuse(facts, digest, verdict)
         # Changes of the real tree, and approved actions, are on disk before they are done: a power failure must not lose the record.
@@ -128,8 +128,8 @@ class Gate:
 
     def refuse(self, action: Action, because: Reason) -> NoReturn:
         """Refuse an action for a reason found before the gate: record the refusal, and raise `Denied`."""
-        facts = canonical.plain(action)
-        self._refuse(facts, canonical.digest_of_plain(facts), Deny(because))
+        facts = canonical_form(action)
+        self._refuse(facts, digest_of_form(facts), Deny(because))
 
     def _refuse(self, facts: Facts, digest: str, verdict: Deny) -> NoReturn:
         self._ledger.record(RefusalEvent(facts, digest, self._digest, verdict.because.rule, verdict.because.why, self._sandbox))

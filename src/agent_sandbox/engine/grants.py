@@ -17,7 +17,7 @@ from agent_sandbox._fast.values import dataclass
 from agent_sandbox.engine.gate import EntryWriter
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.ledger.event import Facts, Noted
-from agent_sandbox.ledger.keys import make_private, read_private, sync_directory, write_once
+from agent_sandbox.ledger.private_files import hex_names, is_hex, make_private, read_private, size_of, sync_directory, write_once
 from agent_sandbox.policy import tokens as core
 from agent_sandbox.policy.action import Action
 from agent_sandbox.policy.approval_rules import Word
@@ -27,6 +27,7 @@ PURPOSE = b"capabilities"  # the purpose of the derived key
 _FACTOR = "second factor"
 _GRANT, _USED, _REVOKED, _RUNNING = "grant", "used.", "revoked.", "running."
 _LONGEST = 64 << 10
+_DIGITS = 32  # of a name
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ class Capabilities:
         """
         names = self._names(token_or_name) if isinstance(token_or_name, Token) else (token_or_name,)
         place = os.path.join(self._directory, names[0])
-        if not _is_name(names[0]) or not os.path.exists(os.path.join(place, _GRANT)):
+        if not is_hex(names[0], _DIGITS) or not os.path.exists(os.path.join(place, _GRANT)):
             raise PolicyError(f"there is no capability {names[0][:64]!r}", hint="see: agent-sandbox capabilities")
         self._ledger.record(Noted("capability.revoked", {"name": names[-1], "of": names[0], "by": by}), lasting=True)
         write_once(os.path.join(place, _REVOKED + names[-1]), b"")
@@ -146,18 +147,18 @@ class Capabilities:
     def going_on(self, name: str) -> list[int]:
         """Return the ids of other processes that use this capability now."""
         place = os.path.join(self._directory, name)
-        marks = [each for each in os.listdir(place) if each.startswith(_RUNNING)] if _is_name(name) and os.path.isdir(place) else []
+        marks = [each for each in os.listdir(place) if each.startswith(_RUNNING)] if is_hex(name, _DIGITS) and os.path.isdir(place) else []
         return sorted({pid for each in marks if (pid := _holder(os.path.join(place, each))) is not None})
 
     def standing(self) -> list[Standing]:
         """Return all that have not ended, the oldest first."""
         self.sweep()
-        capabilities = [standing for name in self._known() if (standing := self._standing(name)) is not None]
+        capabilities = [standing for name in hex_names(self._directory, _DIGITS) if (standing := self._standing(name)) is not None]
         return sorted(capabilities, key=lambda each: (each.granted, each.name))
 
     def sweep(self) -> None:
         """Record and remove expired capabilities, also those that a dead process should have removed."""
-        for name in self._known():
+        for name in hex_names(self._directory, _DIGITS):
             standing = self._standing(name)
             if standing is not None and not self._clock() < standing.until:
                 facts: Facts = {"name": name, "target": _shown(standing.patterns), "used": standing.used, "why": "its time was over"}
@@ -188,12 +189,6 @@ class Capabilities:
             sync_directory(place)
         return True
 
-    def _known(self) -> list[str]:
-        try:
-            return [name for name in os.listdir(self._directory) if _is_name(name)]
-        except FileNotFoundError:
-            return []
-
     def _standing(self, name: str) -> Standing | None:
         """Read a capability; None if it is just being made or removed, or is not ours."""
         place = os.path.join(self._directory, name)
@@ -216,7 +211,7 @@ class Capabilities:
             granted=since,
             until=check.until,
             limit=limit[1] if limit else None,
-            used=_size(os.path.join(place, _USED + limit[0])) if limit else 0,
+            used=size_of(os.path.join(place, _USED + limit[0])) if limit else 0,
             revoked=any(os.path.exists(os.path.join(place, _REVOKED + each)) for each in check.names),
             word=word,
         )
@@ -248,17 +243,6 @@ def _holder(mark: str) -> int | None:
     with suppress(FileNotFoundError):
         os.unlink(mark)
     return None
-
-
-def _is_name(text: str) -> bool:
-    return len(text) == 32 and not text.strip("0123456789abcdef")
-
-
-def _size(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except FileNotFoundError:
-        return 0
 
 
 def _shown(patterns: tuple[Pattern, ...]) -> str:

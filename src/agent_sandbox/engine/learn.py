@@ -11,17 +11,18 @@ import stat
 from collections.abc import Collection, Iterable, Sequence
 
 from agent_sandbox._fast.values import dataclass, replace
-from agent_sandbox.engine import languages
+from agent_sandbox.engine import plan_launch
 from agent_sandbox.engine.work import Command, Outcome, Work
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.learn import FILE_KINDS, NAMED, Nature, Programs, RunContext, Spent, learn
-from agent_sandbox.policy.model import Policy
-from agent_sandbox.policy.programs import LINE_SHELLS, ProgramRules, reads_a_line
+from agent_sandbox.policy.model import Policy, ProgramRules
+from agent_sandbox.policy.paths import contains
+from agent_sandbox.policy.programs import LINE_SHELLS, reads_a_line
 from agent_sandbox.policy.proposal import Asked, Proposal, name_pattern
 from agent_sandbox.readers.shell.analyze import understand, understand_argv
 from agent_sandbox.runtime.base import ExitReason
 from agent_sandbox.runtime.observe import EXECUTE, WRITE, Observed
-from agent_sandbox.workspace.changes import Change, Kind, covers, is_noise
+from agent_sandbox.workspace.changes import Change, Kind, is_noise
 from agent_sandbox.workspace.nodes import EntryType
 from agent_sandbox.workspace.view.executables import Executables, find_executables
 from agent_sandbox.workspace.view.plan import PRIVATE
@@ -86,13 +87,13 @@ def _files_of(outcome: Outcome, kind: Kind) -> set[str]:
 
 def _given() -> tuple[str, ...]:
     """Return the paths that every command can read, whatever the rules on files."""
-    needs = languages.tools()
+    needs = plan_launch.tools()
     linked, made = (path for path, _ in needs.links), (path for path, _ in needs.contents)
     return (*PRIVATE, *needs.trees, *needs.tools, *needs.files, *linked, *made, *_READ_AND_NOT_MISSED)
 
 
 def _in(trees: Iterable[str], path: str, project: str) -> bool:
-    return not covers(project, path) and any(covers(tree, path) for tree in trees)
+    return not contains(project, path) and any(contains(tree, path) for tree in trees)
 
 
 def _named_files(work: Work, home: str) -> list[Observed]:
@@ -121,7 +122,7 @@ def _behind_links(observed: Iterable[Observed], changed: Collection[str]) -> dic
     targets: dict[str, tuple[str, list[Observed]]] = {}
     for each in observed:
         followed = each.kind in FILE_KINDS and not (each.kind == WRITE and each.target in changed)
-        if followed and not any(covers(place, each.target) for place in _OF_A_PROCESS):
+        if followed and not any(contains(place, each.target) for place in _OF_A_PROCESS):
             real = os.path.realpath(each.target)
             if real != each.target:
                 targets.setdefault(each.target, (real, []))[1].append(replace(each, target=real))

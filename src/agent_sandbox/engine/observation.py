@@ -14,10 +14,10 @@ from agent_sandbox.engine.attachments import Attachment
 from agent_sandbox.kernel.mount_plan import Bind, Copies, NewFile, Overlay, Symlink
 from agent_sandbox.ledger.event import Facts
 from agent_sandbox.policy.model import Policy
+from agent_sandbox.policy.paths import contains
 from agent_sandbox.policy.programs import LINE_SHELLS, reads_a_line
 from agent_sandbox.runtime.base import Argv, Launch
 from agent_sandbox.runtime.observe import CONNECT, EXECUTE, LISTEN, READ, RESOLVE, WRITE, Observed, SeenAttempt
-from agent_sandbox.workspace.view.draft import contains
 from agent_sandbox.workspace.view.plan import PRIVATE
 
 if TYPE_CHECKING:

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 
+from agent_sandbox._fast.encoding import digest_of_form
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, field, replace
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.recover import Leaving, UnderWay, let_go, not_let_go
 from agent_sandbox.errors import Conflicted, Drift, PolicyError, SandboxError, WorkspaceError
 from agent_sandbox.policy.action import Promote, Undo
-from agent_sandbox.policy.canonical import digest_of_plain
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.workspace import protected
 from agent_sandbox.workspace.changes import Change, ChangeSet, Contents, Kind, place_of
@@ -242,7 +242,7 @@ class PromotionProposal:
 
     def action(self) -> Promote:
         """Return the action that the gate judges and the ledger records."""
-        digest = self.wanted.plan or digest_of_plain([[_hex(change.path), change.kind.value, *_spelt(change)] for change in self.changes])
+        digest = self.wanted.plan or digest_of_form([[_hex(change.path), change.kind.value, *_spelt(change)] for change in self.changes])
         held = self.protected()
         approved = tuple(name for name in held if name in self.wanted.approved)
         return Promote(_text(self.root), digest, len(self.changes), tuple(held), approved, self.wanted.drift)

@@ -17,15 +17,13 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from agent_sandbox._fast.encoding import canonical_digest, digest_of_form
 from agent_sandbox._fast.values import dataclass, field, fields, replace
 from agent_sandbox.engine.attachments import Attachment
 from agent_sandbox.engine.plan_launch import SCRATCH
 from agent_sandbox.engine.work import Code, Outcome, Work
 from agent_sandbox.errors import PolicyError, RecordError
-from agent_sandbox.policy import canonical
-from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.policy.limits import Limits
-from agent_sandbox.policy.model import FileRules, Policy
+from agent_sandbox.policy.model import FileRules, Guarantee, Limits, Policy
 from agent_sandbox.workspace.changes import Change, ChangeSet, Contents
 from agent_sandbox.workspace.durable import write_atomically
 from agent_sandbox.workspace.nodes import EntryType
@@ -430,7 +428,7 @@ def recorded(work: Work, policy: Policy, identity: Callable[[], Mapping[str, str
 
 def rules_of(files: FileRules) -> str:
     """Return the digest of the file rules without the masks: another user on another machine has other secrets."""
-    return canonical.digest(replace(files, masks=()))
+    return canonical_digest(replace(files, masks=()))
 
 
 def _parse_inputs(report: bytes) -> dict[str, str]:
@@ -457,4 +455,4 @@ def _change_digest(change: Change, contents: Contents) -> str:
     if after is not None and after.type is EntryType.FILE:
         with open(contents.open_file(change), "rb") as file:
             plain.append(hashlib.file_digest(file, "sha256").hexdigest())
-    return canonical.digest_of_plain(plain)
+    return digest_of_form(plain)

@@ -8,8 +8,7 @@ from contextlib import suppress
 from agent_sandbox._fast.values import TYPE_CHECKING, replace
 from agent_sandbox.engine.runtimes import Choice, RoutingQuestion, Runtimes, modules_in
 from agent_sandbox.errors import LaunchFailed, Overtaken, RuntimeUnavailable, SandboxError
-from agent_sandbox.policy.limits import Limits
-from agent_sandbox.policy.model import Policy
+from agent_sandbox.policy.model import Limits, Policy
 from agent_sandbox.runtime.base import COMMAND, DEVNULL, Completed, Demands, ExitReason, Launch, Usage
 from agent_sandbox.runtime.router.model import Workload
 

@@ -25,7 +25,7 @@ from agent_sandbox.policy.decide import Allow
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.runtime.router.model import Route
 from agent_sandbox.workspace.changes import ChangeSet
-from agent_sandbox.workspace.view.draft import MachineFacts
+from agent_sandbox.workspace.view.plan import MachineFacts
 
 if TYPE_CHECKING:
     from agent_sandbox.engine.code_check import EarlyLook

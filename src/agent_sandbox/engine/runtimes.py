@@ -1,4 +1,4 @@
-"""Choose the runtime for a piece of work, from the registry and the caller's wish, and choose another when a launch fails.
+"""The registry of runtimes, and the choice among them: by the caller's wish or the router, and anew when a launch fails.
 
 The router is pure (`runtime.router`). Here it gets its facts, and its answer is carried out. A launch enforces every guarantee or fails
 before anything has run. So the launch itself is the live try: where it fails, the work goes to the next runtime that gives the same, and
@@ -14,20 +14,65 @@ from collections.abc import Callable, Mapping
 
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.errors import RuntimeUnavailable, SandboxError
-from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.policy.model import Policy
+from agent_sandbox.policy.model import Guarantee, Policy
 from agent_sandbox.runtime.base import Demands
-from agent_sandbox.runtime.registry import AUTO, Registry
 from agent_sandbox.runtime.router.model import Candidate, Permits, Route, Workload
 
 if TYPE_CHECKING:
     from agent_sandbox.runtime.base import Runtime
 
+AUTO = "auto"  # in place of a name: the router chooses
 _CHOSEN, _ALL_THERE_IS = "the caller chose it", "no other works on this system"
 _NONE: Mapping[str, str] = {}
 _MOST_MODULES = 4096  # names in a directory that are looked at before each run
 _LOOK_AGAIN_SECONDS = 2.0  # after which an absent runtime may have come: it is being compiled, or was installed
 _TRY_AGAIN_SECONDS = 60.0  # after which a runtime that failed to launch may be tried again
+
+
+class Registry:
+    """Names and factories of runtimes. Each is routed to, refused and explained like any other; some are used only when they are named.
+
+    A factory is called when its runtime is first needed, once. Safe to share between threads, without a lock: a fork could inherit it held.
+    """
+
+    def __init__(self) -> None:
+        self._factories: dict[str, Callable[[], Runtime]] = {}
+        self._automatic: dict[str, None] = {}  # a set that keeps its order
+        self._made: dict[str, Runtime] = {}
+
+    def register(self, name: str, make: Callable[[], Runtime], *, automatic: bool = True) -> None:
+        """Add a runtime, or replace the one of this name."""
+        self.unregister(name)
+        self._factories[name] = make
+        if automatic:
+            self._automatic[name] = None
+
+    def unregister(self, name: str) -> None:
+        """Take a runtime away. It is not closed."""
+        for table in (self._factories, self._made, self._automatic):
+            table.pop(name, None)
+
+    def get(self, name: str) -> Runtime:
+        """Return the runtime of this name; the first call makes it. Raises KeyError for an unknown name."""
+        return self._made.get(name) or self._made.setdefault(name, self._factories[name]())  # of two made at once, one is used
+
+    @property
+    def automatic(self) -> tuple[str, ...]:
+        """The names that the router chooses from."""
+        return tuple(self._automatic)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that a user may ask for: those of the runtimes, and `auto`."""
+        return (*self._automatic, AUTO)
+
+    def __contains__(self, name: str) -> bool:
+        return name == AUTO or name in self._factories
+
+    def close(self, *, leaving: bool = False) -> None:
+        """Close the runtimes that have been made. They start anew with the next launch."""
+        for runtime in [*self._made.values()]:
+            runtime.close(leaving=leaving)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import marshal
 import os
 
+from agent_sandbox._fast.encoding import sha256
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 # Major and minor numbers: assigned by the kernel, the same on every machine.
 DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
+_PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.")
+_LONGEST_NAME = 255
+DIGEST = "~"  # prefix of the digest of a longer one; a quoted path begins with %2F instead
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,19 @@ class InImage:
 Layers = ThrowAway | OnDisk | InImage
 
 
+def quote_target(target: str) -> str:
+    """Return the name of the upper layer for a target, an absolute path. Raises ValueError for any other path.
+
+    >>> quote_target("/home/a b")
+    '%2Fhome%2Fa%20b'
+    """
+    raw = os.fsencode(target)
+    if not raw.startswith(b"/"):
+        raise ValueError(f"not an absolute path: {target!r}")
+    quoted = "".join(chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in raw)
+    return quoted if len(quoted) <= _LONGEST_NAME else DIGEST + sha256(raw).hexdigest()
+
+
 @dataclass(frozen=True)
 class Overlay:
     """A copy-on-write view of one directory tree of one filesystem. Does not cross mounts."""
@@ -88,12 +105,12 @@ class Overlay:
     kind: ClassVar[str] = "overlay"
     source: str
     target: str
-    key: str  # name of its upper layer
+    key: str  # name of its upper layer: `quote_target(target)`
     masks: tuple[PathMask, ...] = ()  # wider ones first
     places: tuple[str, ...] = ()  # directories below masked ones that must exist as mount points
     files: tuple[str, ...] = ()  # the same for single files
     links: tuple[tuple[str, str], ...] = ()  # and for links, each with its target
-    stand_ins: tuple[str, ...] = ()  # directories of other owners that the guest may write to; see `workspace.view.draft`
+    stand_ins: tuple[str, ...] = ()  # directories of other owners that the guest may write to; see `workspace.view.plan`
     writable: bool = True
     # True: a failed mount fails the plan. False: show an empty directory and note it, or show nothing if the source has gone by then.
     required: bool = True

@@ -15,7 +15,7 @@ import os
 from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.errors import LedgerBroken, LedgerUnavailable
 from agent_sandbox.ledger.event import Checkpoint
-from agent_sandbox.ledger.keys import make_private, read_private, write_once
+from agent_sandbox.ledger.private_files import make_private, read_private, write_once
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # an optional extra

@@ -10,8 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from agent_sandbox.ledger.encoding import wrapped
-from agent_sandbox.ledger.event import Entry, OutcomeEvent
-from agent_sandbox.ledger.summary import Told, facts_in
+from agent_sandbox.ledger.event import Entry, OutcomeEvent, Told, facts_in
 
 FORMS = ("jsonl", "csv", "ocsf")
 COLUMNS = ("sequence", "time", "level", "kind", "category", "action", "target", "allowed", "sandbox", "why", "details")

@@ -13,8 +13,7 @@ from contextlib import closing, suppress
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.ledger.chain import closed_name, files, first_sequence, walk
 from agent_sandbox.ledger.encoding import decode
-from agent_sandbox.ledger.event import Entry
-from agent_sandbox.ledger.summary import LEVELS, Told, tell
+from agent_sandbox.ledger.event import LEVELS, Entry, Told, tell
 
 if TYPE_CHECKING:
     from typing import BinaryIO

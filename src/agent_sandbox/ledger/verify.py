@@ -13,13 +13,12 @@ from contextlib import suppress
 from agent_sandbox._fast.encoding import Seal
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, field
 from agent_sandbox.errors import LedgerBroken, LedgerUnavailable
-from agent_sandbox.ledger import anchor as anchors
 from agent_sandbox.ledger import checkpoint as checkpoints
-from agent_sandbox.ledger import keys
-from agent_sandbox.ledger.anchor import Anchor
+from agent_sandbox.ledger import private_files
 from agent_sandbox.ledger.chain import broken, opened, walk
 from agent_sandbox.ledger.encoding import sealed
 from agent_sandbox.ledger.event import Checkpoint, Entry, Gap, Rotated, Torn
+from agent_sandbox.ledger.private_files import Anchor
 from agent_sandbox.ledger.writer import PURPOSE
 
 if TYPE_CHECKING:
@@ -86,11 +85,11 @@ def evidence(directory: str, notes: Sequence[Checkpoint] = (), public_key: str |
     """
     seal: Seal | None = None
     with suppress(FileNotFoundError):
-        seal = keys.load(directory, make=False).derived(PURPOSE)
+        seal = private_files.load_key(directory, make=False).derived(PURPOSE)
     try:
-        found, again = anchors.read(directory), anchors.read(directory)
+        found, again = private_files.read_anchor(directory), private_files.read_anchor(directory)
         while found != again:  # a write was under way: a half-written slot is not valid
-            found, again = again, anchors.read(directory)
+            found, again = again, private_files.read_anchor(directory)
     except ValueError as error:
         raise LedgerBroken(f"the anchor in {directory} cannot be read: {error}", hint="find out what happened to that directory") from None
     if found is not None and found.furthest is None:

@@ -22,12 +22,11 @@ from contextlib import contextmanager, suppress
 from agent_sandbox._fast.encoding import Seal
 from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.errors import LedgerUnavailable
-from agent_sandbox.ledger import anchor, chain, keys
-from agent_sandbox.ledger.anchor import ANCHOR, missing
+from agent_sandbox.ledger import chain, private_files
 from agent_sandbox.ledger.chain import Head, closed_directory, closed_name, find_head, first_sequence, kept, torn_at
 from agent_sandbox.ledger.encoding import encode
 from agent_sandbox.ledger.event import Checkpoint, Entry, Event, Gap, Intent, OutcomeEvent, Rotated
-from agent_sandbox.ledger.keys import make_private, sync_directory
+from agent_sandbox.ledger.private_files import ANCHOR, make_private, missing_entries, sync_directory
 
 if TYPE_CHECKING:
     from typing import Final
@@ -160,8 +159,8 @@ class Ledger:
 
     def _ready(self) -> Seal:
         if self._seal is None:
-            self._boot = anchor.boot_id()
-            self._seal = keys.load(self.keys).derived(PURPOSE)
+            self._boot = private_files.boot_id()
+            self._seal = private_files.load_key(self.keys).derived(PURPOSE)
         return self._seal
 
     def _opened(self, seal: Seal) -> int:
@@ -177,7 +176,7 @@ class Ledger:
         try:
             descriptor = os.open(self.path, _FLAGS, 0o600)
         except FileNotFoundError:
-            keys.make_private(os.path.dirname(self.path))
+            make_private(os.path.dirname(self.path))
             descriptor = os.open(self.path, _FLAGS, 0o600)
         result: int | None = None
         try:
@@ -292,11 +291,11 @@ class Ledger:
         if lasting:
             os.fsync(descriptor)
             if is_new:  # its name too
-                keys.sync_directory(os.path.dirname(self.path))
+                sync_directory(os.path.dirname(self.path))
         if held is None:
-            anchor.write(self.keys, sequence, digest, mark, size, self._boot, lasting=lasting)
+            private_files.write_anchor(self.keys, sequence, digest, mark, size, self._boot, lasting=lasting)
         else:
-            anchor.put(held.anchor, sequence, digest, mark, size, self._boot, lasting=lasting)
+            private_files.put_anchor(held.anchor, sequence, digest, mark, size, self._boot, lasting=lasting)
         self._seen = (file, size, sequence, digest, mark, held.opening if held is not None else None)
 
     def _head(self, descriptor: int, file: tuple[int, int], size: int, seal: Seal) -> tuple[Head, Gap | None]:
@@ -305,7 +304,7 @@ class Ledger:
         head = find_head(descriptor, size, seal) if size else Head()
         if seen is not None and seen[0] == file and size > seen[1]:
             return head, None  # others have appended after this object's last entry
-        return head, missing(self.path, self.keys, descriptor, size, head, self._boot, seal)
+        return head, missing_entries(self.path, self.keys, descriptor, size, head, self._boot, seal)
 
     def _unavailable(self, error: OSError) -> LedgerUnavailable:
         why = error.strerror or str(error)

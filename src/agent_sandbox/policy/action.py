@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from agent_sandbox._fast.encoding import sha256
+from agent_sandbox._fast.encoding import canonical_digest, sha256
 from agent_sandbox._fast.values import dataclass
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.policy import canonical
 from agent_sandbox.policy.paths import normalise
 
 LANGUAGES = ("python", "javascript", "ruby", "bash")
@@ -31,7 +30,7 @@ class _Request:
 
     def digest(self) -> str:
         """Return the digest that identifies this exact request."""
-        return canonical.digest(self)
+        return canonical_digest(self)
 
 
 @dataclass(frozen=True)

@@ -12,83 +12,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from agent_sandbox._fast.values import TYPE_CHECKING, assert_never, dataclass, replace
-from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.action import Action, CallTool, Promote, RunCode, RunCommand, Undo
-from agent_sandbox.policy.programs import check_name, covers
+from agent_sandbox.policy.model import ANOTHER_USER, SECOND_FACTOR, AskRules
+from agent_sandbox.policy.programs import covers
 from agent_sandbox.readers.shell import POSIX_SHELLS
 
 if TYPE_CHECKING:
     from agent_sandbox.readers.shell.effects import Understanding, Use
-
-EFFECTS = (
-    "reads",
-    "writes",
-    "destroys",
-    "network",
-    "runs-code",
-    "privilege",
-    "processes",
-    "system",
-    "unknown",
-)  # the values of `readers.shell.effects.Kind`
-ANOTHER_USER, SECOND_FACTOR = NEEDS = ("another-user", "second-factor")
-LIFTABLE = ("programs", "limits", "paths")
-
-
-@dataclass(frozen=True)
-class AskRules:
-    """The actions that need approval. `opaque` defaults to true if there are rules about commands.
-
-    `commands` are words: `git push **` is git with `push` among its arguments. `approvers` are the users whose approval counts; None means
-    all. `needs` are further conditions on an approval. `elevate` are the kinds of rules that may be lifted for a time; None means all.
-    """
-
-    commands: tuple[str, ...] = ()
-    effects: tuple[str, ...] = ()
-    tools: tuple[str, ...] = ()
-    promotions: bool = False
-    protected: bool = False
-    opaque: bool | None = None
-    approvers: tuple[str, ...] | None = None
-    needs: tuple[str, ...] = ()
-    elevate: tuple[str, ...] | None = None
-
-    def __post_init__(self) -> None:
-        for each in self.commands:
-            check_command(each)
-        for each in self.tools:
-            check_name(each)
-        for chosen, known, name in ((self.effects, EFFECTS, "effect"), (self.needs, NEEDS, "need"), (self.elevate or (), LIFTABLE, "rule")):
-            for each in chosen:
-                check_one_of(each, known, name)
-        object.__setattr__(self, "opaque", self.about_commands if self.opaque is None else self.opaque)
-
-    @property
-    def about_commands(self) -> bool:
-        """Whether the effects of a command must be analysed."""
-        return bool(self.commands or self.effects)
-
-    @property
-    def asks(self) -> bool:
-        """Whether any action needs approval."""
-        return bool(self.about_commands or self.tools or self.promotions or self.protected or self.opaque)
-
-    def narrowed(self, other: AskRules) -> AskRules:
-        """Combine two sets of rules: all questions and needs of either, and only the approvers and elevations of both."""
-        return AskRules(
-            _union(self.commands, other.commands),
-            _union(self.effects, other.effects),
-            _union(self.tools, other.tools),
-            self.promotions or other.promotions,
-            self.protected or other.protected,
-            bool(self.opaque or other.opaque),
-            _both(self.approvers, other.approvers),
-            _union(self.needs, other.needs),
-            _both(self.elevate, other.elevate),
-        )
-
-
-NOBODY_IS_ASKED = AskRules()
 
 
 @dataclass(frozen=True)
@@ -107,20 +37,6 @@ class Word:
             return False
         another = self.user != asker and self.user in (0, *(approvers or ()))
         return (another or ANOTHER_USER not in needs) and (self.factor or SECOND_FACTOR not in needs)
-
-
-def check_command(text: str) -> None:
-    """Raise `PolicyError` unless these are the words of a command."""
-    words = text.split()
-    if not words or words[0] == "**" or "**" in words[:-1] or not text.isprintable():
-        raise PolicyError(f"not the words of a command: {text!r}", hint='write "git push **" or "npm publish"')
-    check_name(words[0])
-
-
-def check_one_of(text: str, known: Iterable[str], name: str) -> None:
-    """Raise `PolicyError` unless the name is one of those known."""
-    if text not in known:
-        raise PolicyError(f"there is no {name} {text!r}", hint=f"use one of {', '.join(known)}")
 
 
 def question_about(rules: AskRules, action: Action) -> tuple[str, str] | None:
@@ -228,13 +144,3 @@ def _typed_in(use: Use) -> str:
 
 def _same(word: str, argument: str) -> bool:
     return argument.startswith(word[:-1]) if word.endswith("*") else argument == word
-
-
-def _union(ours: tuple[str, ...], theirs: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((*ours, *theirs)))
-
-
-def _both(ours: tuple[str, ...] | None, theirs: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    if ours is None or theirs is None:
-        return theirs if ours is None else ours
-    return tuple(each for each in ours if each in theirs)

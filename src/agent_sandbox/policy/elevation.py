@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from agent_sandbox._fast.values import dataclass, replace
-from agent_sandbox.policy.approval_rules import LIFTABLE
-from agent_sandbox.policy.limits import Limits
-from agent_sandbox.policy.model import FileRules, Policy, implied
+from agent_sandbox.policy.model import LIFTABLE, FileRules, Limits, Policy, ProgramRules, implied
 from agent_sandbox.policy.paths import Tree
-from agent_sandbox.policy.programs import SHELLS, ProgramRules
+from agent_sandbox.policy.programs import SHELLS
 from agent_sandbox.policy.secrets import Mask, reveal
 
 

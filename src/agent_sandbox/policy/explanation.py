@@ -11,8 +11,7 @@ from agent_sandbox.policy.files.document import Document
 from agent_sandbox.policy.files.layers import Effective, written
 from agent_sandbox.policy.files.settings import BY_KEY
 from agent_sandbox.policy.hosts import NO_NETWORK
-from agent_sandbox.policy.limits import MIB
-from agent_sandbox.policy.model import Policy
+from agent_sandbox.policy.model import MIB, Policy
 from agent_sandbox.policy.programs import covers, is_open
 from agent_sandbox.readers.shell.analyze import understand, understand_argv
 from agent_sandbox.readers.shell.effects import Understanding

@@ -20,8 +20,7 @@ from enum import Enum
 from agent_sandbox._fast.values import Protocol, dataclass
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.hosts import canonical_host, is_local
-from agent_sandbox.policy.limits import MIB, Limits
-from agent_sandbox.policy.model import SCRATCH, FileRules
+from agent_sandbox.policy.model import MIB, SCRATCH, FileRules, Limits
 from agent_sandbox.policy.paths import Tree, matches
 from agent_sandbox.policy.programs import interprets, is_open
 from agent_sandbox.policy.proposal import Asked, Proposal, ProposedSetting, pattern_of

@@ -1,27 +1,89 @@
-"""The policy: what a run may see, do and use. Frozen, checked on construction, and identified by its digest.
+"""The policy: what a run may see, do and use, within which limits and with which guarantees.
 
-Two presets share the model: `locked` (the SDK: nothing of the machine but the interpreter and its packages) and `cloned` (the command line:
-the whole machine except its secrets, every write captured). A field that no runtime could honour is refused here, never ignored.
+Frozen, checked on construction, and identified by its digest. Two presets share the model: `locked` (the SDK: nothing of the machine but
+the interpreter and its packages) and `cloned` (the command line: the whole machine except its secrets, every write captured). A field that
+no runtime could honour is refused here, never ignored.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from enum import Enum
 from functools import cached_property
 
-from agent_sandbox._fast.values import dataclass, replace
+from agent_sandbox._fast.encoding import canonical_digest
+from agent_sandbox._fast.values import dataclass, fields, replace
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.policy import canonical
-from agent_sandbox.policy.approval_rules import NOBODY_IS_ASKED, AskRules
-from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.policy.limits import MIB, Limits
 from agent_sandbox.policy.paths import PathPattern, Tree, ancestors, anchor, matches
-from agent_sandbox.policy.programs import ProgramRules
+from agent_sandbox.policy.programs import LINE_SHELLS, SHELLS, check_name, covers, is_open
 from agent_sandbox.policy.secrets import Mask
 
 SCRATCH = ("/tmp", "/dev/shm")  # made for each run, empty, and present under every policy
 EVERYWHERE: tuple[PathPattern, ...] = (Tree("/"),)
-EVERY_PROGRAM = ProgramRules()
+
+MIB = 1 << 20
+# The values of `readers.shell.effects.EffectKind`.
+EFFECTS = ("reads", "writes", "destroys", "network", "runs-code", "privilege", "processes", "system", "unknown")
+ANOTHER_USER, SECOND_FACTOR = NEEDS = ("another-user", "second-factor")
+LIFTABLE = ("programs", "limits", "paths")
+_LARGEST = 1 << 60  # far above any machine, far below the overflow of a kernel field
+
+
+class Guarantee(Enum):
+    """A protection that a policy can require and a runtime can enforce. The value is its name in messages, in JSON and on the command line.
+
+    A runtime that cannot give a required guarantee refuses to start and names the missing one. Nothing is silently weaker.
+    """
+
+    FILES_CONFINED = "files-confined"  # only the view is reachable, and every write is captured
+    NO_NETWORK = "no-network"  # no interface but its own loopback
+    NO_NEW_PROCESSES = "no-new-processes"  # threads are still allowed
+    PROGRAMS_CONFINED = "programs-confined"  # only allowed programs can be executed, by any child and under any name
+    PROCESSES_INVISIBLE = "processes-invisible"  # sees, signals and traces only its own processes
+    SYSCALLS_FILTERED = "syscalls-filtered"  # default-deny seccomp filter
+    MEMORY_WATCHED = "memory-watched"  # rlimit and a watcher: may overshoot for an instant
+    MEMORY_HARD = "memory-hard"  # cgroup: cannot overshoot
+    CPU_LIMITED = "cpu-limited"
+    FUEL_LIMITED = "fuel-limited"  # executed instructions are counted, up to a limit
+    DISK_LIMITED = "disk-limited"
+    NOT_HOST_ROOT = "not-host-root"  # never host uid 0, not even if root started it
+    SEPARATE_KERNEL = "separate-kernel"
+    DETERMINISTIC = "deterministic"  # same input, same output, changes and fuel
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits on the resources of one run, all enforced from outside the guest. None means no limit of that kind.
+
+    Absurd values are refused on construction, so that later code need not check.
+
+    >>> Limits(wall_seconds=5, memory_bytes=64 * MIB)
+    """
+
+    wall_seconds: float | None = 30.0
+    cpu_seconds: float | None = None
+    memory_bytes: int | None = 256 * MIB
+    processes: int | None = 64  # processes and threads together, as the kernel counts them
+    open_files: int | None = 1024
+    output_bytes: int | None = 100_000  # for each of stdout and stderr; the rest is dropped and the result says so
+    disk_bytes: int | None = 256 * MIB
+    fuel: int | None = None  # roughly, WebAssembly instructions: the same work always costs the same
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise PolicyError(f"{field.name} must be a number, not {value!r}", hint="use a positive number, or None for no limit")
+            if not math.isfinite(value) or value <= 0 or value > _LARGEST:
+                raise PolicyError(
+                    f"{field.name} must be positive and finite, not {value!r}", hint="use a positive number, or None for no limit"
+                )
+            if not field.name.endswith("_seconds") and value != int(value):
+                raise PolicyError(f"{field.name} must be a whole number, not {value!r}", hint="round it")
+
 
 # Generous, not absent: a runaway build ends before the machine does. Output is unlimited because it streams.
 CLONED_LIMITS = Limits(
@@ -68,6 +130,114 @@ class FileRules:
 
 
 @dataclass(frozen=True)
+class ProgramRules:
+    """The programs that may be started, by patterns of their names. The view enforces it by leaving out other programs.
+
+    Allowed patterns come in groups, one for each policy layer, and a name must match all groups: so layers can only narrow. A denied name
+    is denied even if it is also allowed. Without groups: every program that the view shows, except denied ones.
+
+    Without `shell` no shell may be started. With it, the shell that reads a command line is present even if no group names it: the programs
+    that it starts are judged. With `lines`, bash and sh are always present.
+    """
+
+    groups: tuple[tuple[str, ...], ...] = ()
+    denied: tuple[str, ...] = ()
+    shell: bool = True
+    lines: bool = False
+
+    def __post_init__(self) -> None:
+        for pattern in (*(name for group in self.groups for name in group), *self.denied):
+            check_name(pattern)
+
+    @property
+    def restricts(self) -> bool:
+        """Whether the view has any program to leave out."""
+        return bool(self.groups or self.denied) or not self.shell
+
+    def permits(self, program: str) -> bool:
+        """Return whether a program of this name may be started."""
+        name = program.rpartition("/")[2]
+        if not self.shell and name in SHELLS:
+            return False
+        if covers(self.denied, name):
+            return False
+        return (self.lines and name in LINE_SHELLS) or all(covers(group, name) for group in self.groups)
+
+    def denies(self, *names: str) -> str:
+        """Return the first of one file's names that is denied, or is a shell where none is allowed; empty if none."""
+        return next((name for name in names if covers(self.denied, name) or (name in SHELLS and not self.shell)), "")
+
+    def narrowed(self, *, allowed: Iterable[str] | None = None, denied: Iterable[str] = (), shell: bool = True) -> ProgramRules:
+        """Return rules that permit only what both permit."""
+        groups = self.groups if allowed is None else (*self.groups, tuple(allowed))
+        return ProgramRules(tuple(dict.fromkeys(groups)), tuple(dict.fromkeys((*self.denied, *denied))), self.shell and shell, self.lines)
+
+    def opens(self) -> tuple[str, ...]:
+        """Return the allowed programs that can run other code or programs, in the order written."""
+        named = dict.fromkeys(name for group in self.groups for name in group)
+        return tuple(name for name in named if self.permits(name) and is_open(name))
+
+
+EVERY_PROGRAM = ProgramRules()
+
+
+@dataclass(frozen=True)
+class AskRules:
+    """The actions that need approval. `opaque` defaults to true if there are rules about commands.
+
+    `commands` are words: `git push **` is git with `push` among its arguments. `approvers` are the users whose approval counts; None means
+    all. `needs` are further conditions on an approval. `elevate` are the kinds of rules that may be lifted for a time; None means all.
+    """
+
+    commands: tuple[str, ...] = ()
+    effects: tuple[str, ...] = ()
+    tools: tuple[str, ...] = ()
+    promotions: bool = False
+    protected: bool = False
+    opaque: bool | None = None
+    approvers: tuple[str, ...] | None = None
+    needs: tuple[str, ...] = ()
+    elevate: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for each in self.commands:
+            check_command(each)
+        for each in self.tools:
+            check_name(each)
+        for chosen, known, name in ((self.effects, EFFECTS, "effect"), (self.needs, NEEDS, "need"), (self.elevate or (), LIFTABLE, "rule")):
+            for each in chosen:
+                check_one_of(each, known, name)
+        object.__setattr__(self, "opaque", self.about_commands if self.opaque is None else self.opaque)
+
+    @property
+    def about_commands(self) -> bool:
+        """Whether the effects of a command must be analysed."""
+        return bool(self.commands or self.effects)
+
+    @property
+    def asks(self) -> bool:
+        """Whether any action needs approval."""
+        return bool(self.about_commands or self.tools or self.promotions or self.protected or self.opaque)
+
+    def narrowed(self, other: AskRules) -> AskRules:
+        """Combine two sets of rules: all questions and needs of either, and only the approvers and elevations of both."""
+        return AskRules(
+            _union(self.commands, other.commands),
+            _union(self.effects, other.effects),
+            _union(self.tools, other.tools),
+            self.promotions or other.promotions,
+            self.protected or other.protected,
+            bool(self.opaque or other.opaque),
+            _both(self.approvers, other.approvers),
+            _union(self.needs, other.needs),
+            _both(self.elevate, other.elevate),
+        )
+
+
+NOBODY_IS_ASKED = AskRules()
+
+
+@dataclass(frozen=True)
 class Policy:
     """The permissions of a run: what it may see, do and use, and the guarantees without which it must not start."""
 
@@ -93,7 +263,7 @@ class Policy:
 
     def digest(self) -> str:
         """Return the digest that identifies this policy: equal policies have equal digests, on every machine."""
-        return canonical.digest(self)
+        return canonical_digest(self)
 
 
 def implied(processes: bool, limits: Limits, programs: ProgramRules = EVERY_PROGRAM) -> frozenset[Guarantee]:
@@ -163,3 +333,27 @@ def repeatable(policy: Policy) -> Policy:
 
 def _hidden(path: str, pattern: PathPattern) -> bool:
     return "/." in path[len(anchor(pattern).rstrip("/")) :]
+
+
+def check_command(text: str) -> None:
+    """Raise `PolicyError` unless these are the words of a command."""
+    words = text.split()
+    if not words or words[0] == "**" or "**" in words[:-1] or not text.isprintable():
+        raise PolicyError(f"not the words of a command: {text!r}", hint='write "git push **" or "npm publish"')
+    check_name(words[0])
+
+
+def check_one_of(text: str, known: Iterable[str], name: str) -> None:
+    """Raise `PolicyError` unless the name is one of those known."""
+    if text not in known:
+        raise PolicyError(f"there is no {name} {text!r}", hint=f"use one of {', '.join(known)}")
+
+
+def _union(ours: tuple[str, ...], theirs: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*ours, *theirs)))
+
+
+def _both(ours: tuple[str, ...] | None, theirs: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    if ours is None or theirs is None:
+        return theirs if ours is None else ours
+    return tuple(each for each in ours if each in theirs)

@@ -227,6 +227,11 @@ def ancestors(path: str) -> tuple[str, ...]:
     return tuple("/" + "/".join(parts[:depth]) for depth in range(len(parts), -1, -1))
 
 
+def contains(directory: str, path: str) -> bool:
+    """Return whether a path is at or below a directory."""
+    return path == directory or path.startswith(directory.rstrip("/") + "/")
+
+
 def _shaped(start: str, parts: list[str], names: list[str | None]) -> PathPattern:
     depth = names.index(None) if None in names else len(names)
     directory = _joined([*_components(start), *(name for name in names[:depth] if name is not None)])

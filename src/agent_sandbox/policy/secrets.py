@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from agent_sandbox._fast.values import dataclass
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.policy.paths import normalise
+from agent_sandbox.policy.paths import contains, normalise
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,9 @@ def default_masks(
     own, used = list(map(normalise, homes)), list(map(normalise, projects))
     masks: dict[str, Mask] = {}
     for directory in map(normalise, homes_of_others):
-        if any(_within(directory, shared) for shared in _SHARED) or any(_related(directory, path) for path in (*own, *used) if path != "/"):
+        if any(contains(shared, directory) for shared in _SHARED) or any(
+            _related(directory, path) for path in (*own, *used) if path != "/"
+        ):
             _add(masks, IN_HOME, directory)
         else:
             masks[directory] = Mask(directory, SOMEBODY_ELSE, stays=True)
@@ -128,7 +130,7 @@ def default_masks(
     if state_dir is not None:
         path = normalise(state_dir)
         masks[path] = Mask(path, "the sandbox's own state and other runs")
-    if keys_dir is not None and not (state_dir is not None and _within(normalise(keys_dir), normalise(state_dir))):
+    if keys_dir is not None and not (state_dir is not None and contains(normalise(state_dir), normalise(keys_dir))):
         path = normalise(keys_dir)
         masks[path] = Mask(path, "the keys of the sandbox's own record")
     return tuple(masks[path] for path in sorted(masks))
@@ -170,8 +172,4 @@ def _add(masks: dict[str, Mask], names: dict[str, tuple[str, ...]], directory: s
 
 
 def _related(one: str, other: str) -> bool:
-    return _within(one, other) or _within(other, one)
-
-
-def _within(path: str, directory: str) -> bool:
-    return path == directory or path.startswith(directory.rstrip("/") + "/")
+    return contains(other, one) or contains(one, other)

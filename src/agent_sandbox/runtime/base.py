@@ -12,8 +12,7 @@ from enum import Enum
 
 from agent_sandbox._fast.values import TYPE_CHECKING, Protocol, dataclass, field
 from agent_sandbox.kernel.mount_plan import MountPlan
-from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.policy.limits import Limits
+from agent_sandbox.policy.model import Guarantee, Limits
 
 if TYPE_CHECKING:
     from typing import Any

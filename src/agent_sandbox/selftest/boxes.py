@@ -57,7 +57,7 @@ class AttemptResult(Found):
 class Attempt:
     """A function in `attempts/`, its arguments, and the surroundings that it needs.
 
-    `limits` are fields of `policy.limits.Limits` that replace the box's own. `watch` is called once, after the attempt has answered and
+    `limits` are fields of `policy.model.Limits` that replace the box's own. `watch` is called once, after the attempt has answered and
     while it still runs. With `may_end`, being ended is an answer, too.
     """
 

@@ -12,8 +12,7 @@ from agent_sandbox._fast.values import replace
 from agent_sandbox.assembly import here
 from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.work import Command, Work
-from agent_sandbox.policy.limits import MIB
-from agent_sandbox.policy.model import Policy, implied
+from agent_sandbox.policy.model import MIB, Policy, implied
 from agent_sandbox.policy.paths import Tree, ancestors
 from agent_sandbox.policy.secrets import default_masks
 from agent_sandbox.runtime.base import Terminal

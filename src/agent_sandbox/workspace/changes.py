@@ -11,6 +11,7 @@ from enum import Enum
 from itertools import pairwise
 
 from agent_sandbox._fast.values import TYPE_CHECKING, Protocol, dataclass
+from agent_sandbox.policy.paths import contains
 
 if TYPE_CHECKING:
     from agent_sandbox.workspace.nodes import Node
@@ -94,11 +95,11 @@ class ChangeSet:
 
     def within(self, directory: str) -> ChangeSet:
         """Return the changes at or below a directory."""
-        return ChangeSet(tuple(change for change in self if covers(directory, change.path)))
+        return ChangeSet(tuple(change for change in self if contains(directory, change.path)))
 
     def outside(self, directory: str) -> ChangeSet:
         """Return the changes that are neither at nor below a directory."""
-        return ChangeSet(tuple(change for change in self if not covers(directory, change.path)))
+        return ChangeSet(tuple(change for change in self if not contains(directory, change.path)))
 
     def chosen(self, wanted: Callable[[Change], bool]) -> ChangeSet:
         """Return the wanted changes and the new directories they lie in, without which a file cannot be promoted."""
@@ -121,11 +122,6 @@ class ChangeSet:
         return {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
 
 
-def covers(directory: str, path: str) -> bool:
-    """Return whether an absolute path is at or below `directory`."""
-    return path == directory or path.startswith(directory.rstrip("/") + "/")
-
-
 def is_noise(path: str) -> bool:
     """Return whether an absolute path is, or lies in, a cache or a scratch directory.
 
@@ -144,6 +140,6 @@ def place_of(path: str, project: str) -> str:
     >>> place_of("/var/tmp/app/x", "/var/tmp/app"), place_of("/var/tmp/y", "/var/tmp/app")
     ('project', 'noise')
     """
-    inside = covers(project, path)
+    inside = contains(project, path)
     noisy = is_noise("/project" + path[len(project.rstrip("/")) :] if inside else path)
     return "noise" if noisy else "project" if inside else "elsewhere"

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.policy.files import document
-from agent_sandbox.workspace.changes import Change, ChangeSet, covers
+from agent_sandbox.policy.paths import contains
+from agent_sandbox.workspace.changes import Change, ChangeSet
 from agent_sandbox.workspace.escape import components, folded
 from agent_sandbox.workspace.nodes import EntryType
 
@@ -243,7 +244,7 @@ def leaves(path: str, target: str, project: str, links: Links) -> bool:
 def _steps(target: str, project: str, inside: list[str]) -> list[str] | None:
     """Return the names in a link's target, last first; None for an absolute target outside the project. One inside restarts at its root."""
     if target.startswith("/"):
-        if not covers(project, target):
+        if not contains(project, target):
             return None
         inside.clear()
         target = target[len(project.rstrip("/")) :]
@@ -265,7 +266,7 @@ def _top(path: str, directories: set[str]) -> str:
 
 
 def _below(path: str, project: str) -> str:
-    return path[len(project.rstrip("/")) :].lstrip("/") or path if covers(project, path) else path
+    return path[len(project.rstrip("/")) :].lstrip("/") or path if contains(project, path) else path
 
 
 def _collisions(changes: ChangeSet, names: Names) -> set[str]:

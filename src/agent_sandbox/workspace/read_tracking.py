@@ -13,7 +13,7 @@ from threading import Thread
 from agent_sandbox._fast.values import dataclass
 from agent_sandbox.errors import PolicyError, WorkspaceError
 from agent_sandbox.kernel import notify
-from agent_sandbox.workspace.changes import covers
+from agent_sandbox.policy.paths import contains
 from agent_sandbox.workspace.durable import explained, write_atomically
 from agent_sandbox.workspace.store import SandboxState
 
@@ -109,7 +109,7 @@ class ReadWatch:
             ended = any(fd == self._stop for fd, _ in poller.poll())
             try:
                 for path in notify.opened(self._group):
-                    if covers(self._project, path):
+                    if contains(self._project, path):
                         self._paths.add(path)
             except (notify.Overflow, OSError):
                 self._complete = False

@@ -15,14 +15,14 @@ from contextlib import ExitStack, contextmanager, suppress
 
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.kernel.ids import FIRST_ID
-from agent_sandbox.kernel.mount_plan import InImage, OnDisk
+from agent_sandbox.kernel.mount_plan import InImage, OnDisk, quote_target
+from agent_sandbox.policy.paths import contains
 from agent_sandbox.workspace.durable import explained
 from agent_sandbox.workspace.layers import history
-from agent_sandbox.workspace.layers.history import History, HistoryStep, Present, Snapshot, layer_targets, quote_target
+from agent_sandbox.workspace.layers.history import History, HistoryStep, Present, Snapshot, layer_targets
 from agent_sandbox.workspace.layers.image import LEAST_CAPACITY, TRASH, Growth, acknowledge_loss, attach, opened
 from agent_sandbox.workspace.originals.runs import begin, end, has_run
 from agent_sandbox.workspace.store import SandboxState
-from agent_sandbox.workspace.view.draft import contains
 
 if TYPE_CHECKING:
     from agent_sandbox.policy.model import Policy

@@ -9,7 +9,7 @@ import pytest
 from agent_sandbox import policy_files
 from agent_sandbox.cli.context import ceiling_of, project_of
 from agent_sandbox.cli.options import PolicyOptions
-from agent_sandbox.policy.limits import MIB
+from agent_sandbox.policy.model import MIB
 
 
 def test_what_is_learnt_is_learnt_under_the_systems_file_alone(tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,8 +18,7 @@ from agent_sandbox.engine.grants import Capabilities
 from agent_sandbox.errors import Denied, PolicyError
 from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.policy.action import RunCommand
-from agent_sandbox.policy.approval_rules import AskRules
-from agent_sandbox.policy.model import cloned
+from agent_sandbox.policy.model import AskRules, cloned
 from agent_sandbox.policy.tokens import Token
 
 KEY = Seal(b"k" * 32)

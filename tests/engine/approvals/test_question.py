@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent_sandbox._fast.encoding import canonical_form
 from agent_sandbox.engine.approvals.question import Question, decoded, shown
-from agent_sandbox.policy import canonical
 from agent_sandbox.policy.action import Promote, RunCommand
 
 
 def question(*, argv: tuple[str, ...] = ("git", "push"), details: str = "", **more: Any) -> Question:
-    action = canonical.plain(RunCommand(argv, "/project"))
+    action = canonical_form(RunCommand(argv, "/project"))
     return Question(
         **{"action": action, "policy": "p" * 64, "sandbox": "box", "run": "r1", "why": "it pushes", **_TIMES, "details": details, **more}
     )
@@ -116,7 +116,7 @@ def test_everything_that_matters_is_in_the_digest() -> None:
 
 
 def test_a_promotion_shows_what_will_be_done() -> None:
-    action = canonical.plain(Promote("/project", "c" * 64, 3, ("git-hooks",)))
+    action = canonical_form(Promote("/project", "c" * 64, 3, ("git-hooks",)))
     text = shown(Question(action, "p", "box", "r", "why", 1.0, 2.0))
     assert "Promote" in text and "c" * 64 in text and "git-hooks" in text and "/project" in text
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from agent_sandbox.policy.code.patterns import CodeGrant, granted
-from agent_sandbox.policy.model import cloned, locked
+from agent_sandbox.policy.model import ProgramRules, cloned, locked
 from agent_sandbox.policy.paths import Tree
-from agent_sandbox.policy.programs import ProgramRules
 
 
 def test_what_is_permitted_is_granted_and_the_network_never_is() -> None:

@@ -14,10 +14,8 @@ from agent_sandbox.policy.decide import Allow, decide
 from agent_sandbox.policy.files.document import Document, from_mapping
 from agent_sandbox.policy.files.layers import Effective, effective, intersection, written
 from agent_sandbox.policy.files.presets import PRESETS, preset
-from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.hosts import network_rules
-from agent_sandbox.policy.limits import MIB
-from agent_sandbox.policy.model import Policy, cloned, locked
+from agent_sandbox.policy.model import MIB, Guarantee, Policy, cloned, locked
 from agent_sandbox.policy.paths import matches, parse
 
 HOME = "/home/u"

@@ -13,17 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox.engine.languages import prepare
+from agent_sandbox.engine.plan_launch import prepare
 from agent_sandbox.kernel.mount_plan import Copies, MountPlan, OnDisk, ThrowAway
-from agent_sandbox.policy.limits import Limits
-from agent_sandbox.policy.model import locked
+from agent_sandbox.policy.model import Limits, locked
 from agent_sandbox.runtime.base import DEVNULL, Argv, Completed, Launch, PythonCode, Talk, Terminal
 from agent_sandbox.runtime.process import pool
 from agent_sandbox.runtime.process.pool import kind_of
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from agent_sandbox.runtime.process.zygote import Zygote
-from agent_sandbox.workspace.view.draft import MachineFacts
-from agent_sandbox.workspace.view.plan import plan_view
+from agent_sandbox.workspace.view.plan import MachineFacts, plan_view
 from tests.patience import stretched, until
 
 PREPARED = prepare("python", "", arguments=(), search_path="/usr/bin:/bin", processes=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agent_sandbox._fast.values import replace
-from agent_sandbox.policy.guarantees import Guarantee
+from agent_sandbox.policy.model import Guarantee
 from agent_sandbox.runtime.process import runtime as process
 from agent_sandbox.runtime.router.model import Candidate, Feature
 from agent_sandbox.runtime.wasm import runtime as wasm

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent_sandbox.policy.guarantees import Guarantee
+from agent_sandbox.policy.model import Guarantee
 from agent_sandbox.runtime.router.model import Permits, Workload
 from agent_sandbox.runtime.router.route import route
 from tests.runtime.router.candidates import process_host, wasm_host

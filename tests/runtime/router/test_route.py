@@ -13,9 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.policy.limits import Limits
-from agent_sandbox.policy.model import locked
+from agent_sandbox.policy.model import Guarantee, Limits, locked
 from agent_sandbox.readers import LARGEST, MOST_MARKS
 from agent_sandbox.runtime.base import COMMAND, Traits
 from agent_sandbox.runtime.router.model import Candidate, Feature, Permits, Route, Workload

@@ -9,8 +9,7 @@ from dataclasses import replace
 import pytest
 
 from agent_sandbox.errors import RuntimeUnavailable
-from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.policy.model import locked
+from agent_sandbox.policy.model import Guarantee, locked
 from agent_sandbox.runtime.base import Completed, ExitReason, Launch
 from agent_sandbox.runtime.process.probe import trial
 from agent_sandbox.runtime.process.runtime import ProcessRuntime

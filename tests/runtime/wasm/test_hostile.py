@@ -13,15 +13,13 @@ import pytest
 import wasmtime
 
 from agent_sandbox.kernel.mount_plan import ThrowAway
-from agent_sandbox.policy.limits import MIB, Limits
-from agent_sandbox.policy.model import locked
+from agent_sandbox.policy.model import MIB, Limits, locked
 from agent_sandbox.runtime.base import Completed, ExitReason, Launch, PythonCode
 from agent_sandbox.runtime.process.guest_handle import ProcessGuest
-from agent_sandbox.runtime.process.report import Reply
+from agent_sandbox.runtime.process.pump import Reply
 from agent_sandbox.runtime.wasm.machine import PAGE
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
-from agent_sandbox.workspace.view.draft import MachineFacts, Needs
-from agent_sandbox.workspace.view.plan import plan_view
+from agent_sandbox.workspace.view.plan import MachineFacts, Needs, plan_view
 from tests.runtime.wasm import hostile
 from tests.runtime.wasm.hostile import FREE, PAGES, Function, Program
 

@@ -13,16 +13,14 @@ import pytest
 
 from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.kernel.mount_plan import ThrowAway
-from agent_sandbox.policy.limits import MIB, Limits
-from agent_sandbox.policy.model import locked
+from agent_sandbox.policy.model import MIB, Limits, locked
 from agent_sandbox.runtime.base import Completed, ExitReason, JavaScriptCode, Launch, PythonCode
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from agent_sandbox.runtime.router.route import lack_in
 from agent_sandbox.runtime.wasm import recipe
 from agent_sandbox.runtime.wasm.javascript.module_patch import EXPORTED, Unknown, adapted
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
-from agent_sandbox.workspace.view.draft import MachineFacts, Needs
-from agent_sandbox.workspace.view.plan import plan_view
+from agent_sandbox.workspace.view.plan import MachineFacts, Needs, plan_view
 from tests import compiled
 from tests.runtime.router.snippets import JAVASCRIPT, WASM
 

@@ -12,8 +12,7 @@ import pytest
 from agent_sandbox._fast.values import replace
 from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.kernel.mount_plan import MountPlan, ThrowAway
-from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.policy.limits import MIB, Limits
+from agent_sandbox.policy.model import MIB, Guarantee, Limits
 from agent_sandbox.runtime.base import Argv, Completed, ExitReason, Launch, PythonCode
 from agent_sandbox.runtime.wasm.one_wall import NOTE, OneWall, remove
 from agent_sandbox.runtime.wasm.one_wall_program import written

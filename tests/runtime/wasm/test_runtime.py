@@ -21,17 +21,14 @@ from agent_sandbox import Sandbox, SandboxStatus
 from agent_sandbox.assembly import here
 from agent_sandbox.errors import PolicyError, RuntimeUnavailable
 from agent_sandbox.kernel.mount_plan import ThrowAway
-from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.policy.limits import MIB, Limits
-from agent_sandbox.policy.model import locked
+from agent_sandbox.policy.model import MIB, Guarantee, Limits, locked
 from agent_sandbox.runtime.base import Argv, Completed, Exit, ExitReason, Launch, PythonCode
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from agent_sandbox.runtime.wasm.cache import MODULE, Cache, CachedFile, Untrusted, checked
 from agent_sandbox.runtime.wasm.machine import WasmMachine, configuration
 from agent_sandbox.runtime.wasm.recipe import stored_as
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
-from agent_sandbox.workspace.view.draft import MachineFacts, Needs
-from agent_sandbox.workspace.view.plan import plan_view
+from agent_sandbox.workspace.view.plan import MachineFacts, Needs, plan_view
 from scripts.compile_wasm import CACHE, RECORDS
 from tests import compiled
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from agent_sandbox.kernel import syscalls
-from agent_sandbox.workspace.layers.history import quote_target
+from agent_sandbox.kernel.mount_plan import quote_target
 
 
 def in_namespace(body: Callable[[], None]) -> None:

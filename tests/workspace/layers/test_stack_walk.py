@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent_sandbox.kernel.mount_plan import quote_target
 from agent_sandbox.workspace.changes import is_noise
-from agent_sandbox.workspace.layers.history import layer_targets, quote_target
+from agent_sandbox.workspace.layers.history import layer_targets
 from tests.workspace.layers.overlays import make_layer
 
 AWKWARD = ["/", "/home", "/home/a b", "/home/%2F", "/" + "ü" * 100 + "/x", os.fsdecode(b"/\xff"), "/~x", "/a/.b-c_d"]

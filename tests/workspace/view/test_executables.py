@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.policy.programs import ProgramRules
+from agent_sandbox.policy.model import ProgramRules
 from agent_sandbox.workspace.view.executables import Executables, denied_files, find_executables
 
 TRUE = os.path.realpath("/bin/true")

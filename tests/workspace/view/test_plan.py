@@ -14,9 +14,8 @@ from agent_sandbox.kernel.mount_plan import Copies, MountPlan, Overlay, PathMask
 from agent_sandbox.policy import paths
 from agent_sandbox.policy.model import EVERYWHERE, FileRules
 from agent_sandbox.policy.secrets import Mask as Secret
-from agent_sandbox.workspace.view import draft
-from agent_sandbox.workspace.view.draft import MachineFacts, Needs
-from agent_sandbox.workspace.view.plan import plan_view
+from agent_sandbox.workspace.view import plan as planning
+from agent_sandbox.workspace.view.plan import MachineFacts, Needs, plan_view
 
 ROOT = mountinfo.parse(b"1 0 8:1 / / rw - ext4 /dev/sda rw\n")
 WHOLE = FileRules(read=True, write=True, allowed=EVERYWHERE, allow_hidden=True)
@@ -185,7 +184,7 @@ def test_a_pattern_over_the_whole_machine_is_refused() -> None:
 def test_more_than_a_copy_at_every_start_should_be_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(5):
         (tmp_path / f"{number}.json").write_text("x")
-    monkeypatch.setattr(draft, "MOST_ENTRIES", 4)
+    monkeypatch.setattr(planning, "MOST_ENTRIES", 4)
     with pytest.raises(PolicyError, match="would copy more than 4 entries"):
         plan(rules_for(f"{tmp_path}/*.json"))
 

@@ -15,7 +15,7 @@ from agent_sandbox.cli.results import VerbResult
 from agent_sandbox.engine.approvals.inbox import RUN_SECONDS, Inbox, Waiting
 from agent_sandbox.engine.approvals.question import Decision
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.policy.approval_rules import SECOND_FACTOR
+from agent_sandbox.policy.model import SECOND_FACTOR
 
 NOTHING_ANSWERED = 3
 _WATCH_SECONDS = 0.5

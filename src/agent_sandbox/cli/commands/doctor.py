@@ -11,15 +11,14 @@ from contextlib import suppress
 from agent_sandbox.assembly import here
 from agent_sandbox.cli.remedies import CheckRow, DoctorResult, Situation, idmapping_remedy, remedy
 from agent_sandbox.cli.render.messages import human_size
-from agent_sandbox.engine.languages import NATIVE, tools
+from agent_sandbox.engine.plan_launch import NATIVE, tools
 from agent_sandbox.engine.retry import on_a_plan_that_holds
 from agent_sandbox.errors import SandboxError
 from agent_sandbox.kernel import landlock, probes
 from agent_sandbox.kernel.mount_plan import InImage, Layers, OnDisk, ThrowAway
 from agent_sandbox.kernel.probes import Trial
 from agent_sandbox.policy.action import LANGUAGES
-from agent_sandbox.policy.limits import MIB
-from agent_sandbox.policy.model import CLONED_LIMITS, cloned
+from agent_sandbox.policy.model import CLONED_LIMITS, MIB, cloned
 from agent_sandbox.policy.secrets import default_masks
 from agent_sandbox.runtime.base import Argv, Launch
 from agent_sandbox.runtime.process.guest_handle import ProcessGuest
@@ -28,8 +27,7 @@ from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from agent_sandbox.workspace.beneath import remove_tree
 from agent_sandbox.workspace.layers.image import attach, make
 from agent_sandbox.workspace.store import Store
-from agent_sandbox.workspace.view.draft import MachineFacts
-from agent_sandbox.workspace.view.plan import plan_view
+from agent_sandbox.workspace.view.plan import MachineFacts, plan_view
 
 LITTLE_SPACE = 64 * MIB
 _SHELL = ("/bin/sh", "-c", "echo works; : > /var/tmp/agent-sandbox-probe")

@@ -18,10 +18,9 @@ from agent_sandbox.cli.results import VerbResult
 from agent_sandbox.errors import LedgerBroken, LedgerUnavailable
 from agent_sandbox.ledger import checkpoint as checkpoints
 from agent_sandbox.ledger.chain import entries, files
-from agent_sandbox.ledger.event import Checkpoint, Entry
+from agent_sandbox.ledger.event import Checkpoint, Entry, Told
 from agent_sandbox.ledger.export import FURTHEST, document, exporter
 from agent_sandbox.ledger.query import Filter, Index, follow, select
-from agent_sandbox.ledger.summary import Told
 from agent_sandbox.ledger.verify import Evidence, Report, evidence, examine
 
 INDEX = "ledger.index"

@@ -16,8 +16,7 @@ from agent_sandbox.cli.render.messages import Console, remark, shown
 from agent_sandbox.cli.results import VerbResult
 from agent_sandbox.engine.records import Record, Recorder, departures, read, rules_of
 from agent_sandbox.engine.work import Work
-from agent_sandbox.policy.limits import Limits
-from agent_sandbox.policy.model import CLONED_LIMITS, Policy, cloned, locked, repeatable
+from agent_sandbox.policy.model import CLONED_LIMITS, Limits, Policy, cloned, locked, repeatable
 from agent_sandbox.sandbox import ENVIRONMENT
 
 

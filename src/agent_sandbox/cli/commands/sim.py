@@ -15,7 +15,7 @@ from agent_sandbox.cli.execute import code_of, refusal, say_how_it_ended
 from agent_sandbox.cli.options import CarryOutOptions, CommandOptions, PolicyOptions, ShowOptions
 from agent_sandbox.cli.render import pager
 from agent_sandbox.cli.render.changes import Material, ShownChange, gather, show, shown_changes
-from agent_sandbox.cli.render.colours import Painter, Style
+from agent_sandbox.cli.render.colours import Painter
 from agent_sandbox.cli.render.effects import (
     SHORT,
     EffectFacts,
@@ -29,7 +29,7 @@ from agent_sandbox.cli.render.effects import (
     recorded,
     without_history,
 )
-from agent_sandbox.cli.render.messages import Console, counted, remark, reset_terminal, shown
+from agent_sandbox.cli.render.messages import Console, Style, counted, remark, reset_terminal, shown
 from agent_sandbox.cli.results import OMITTED, Omitted, PathFacts, PathName, PromotionFacts, VerbResult
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.run import Session

@@ -20,8 +20,7 @@ from agent_sandbox.assembly import here
 from agent_sandbox.cli.caller import guest_environment
 from agent_sandbox.cli.context import policy_of, project_of, working_directory
 from agent_sandbox.cli.options import VerifyOptions
-from agent_sandbox.cli.render.colours import Style
-from agent_sandbox.cli.render.messages import Console, shown
+from agent_sandbox.cli.render.messages import Console, Style, shown
 from agent_sandbox.cli.results import VerbResult
 from agent_sandbox.errors import PolicyError, SandboxError
 from agent_sandbox.policy.model import Policy

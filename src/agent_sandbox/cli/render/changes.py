@@ -11,12 +11,12 @@ from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.assembly import here
 from agent_sandbox.cli.context import SortedChanges, sort
 from agent_sandbox.cli.options import ShowOptions
-from agent_sandbox.cli.render.colours import Painter, Style
-from agent_sandbox.cli.render.messages import Console, counted
+from agent_sandbox.cli.render.colours import Painter
+from agent_sandbox.cli.render.messages import Console, Style, counted
 from agent_sandbox.cli.results import OMITTED, Omitted
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.policy.paths import covering
-from agent_sandbox.workspace.changes import Change, ChangeSet, Contents, Kind, covers
+from agent_sandbox.policy.paths import contains, covering
+from agent_sandbox.workspace.changes import Change, ChangeSet, Contents, Kind
 from agent_sandbox.workspace.diff.compare import (
     DEFAULT,
     EVERYTHING,
@@ -198,7 +198,7 @@ def refuse_on_a_terminal(show: ShowOptions) -> None:
 def patch(material: Material, write: Callable[[bytes], object], console: Console) -> bool:
     """Write a patch, and print the changes that a git patch cannot hold. Returns whether it is complete."""
     files = material.files
-    caches = tuple(change for change in files.noise if covers(material.project, change.path))
+    caches = tuple(change for change in files.noise if contains(material.project, change.path))
     inside = sorted((*files.project, *(caches if material.everything else ())), key=lambda change: change.path)
     changes = (each for change in inside for each in material.machine.one_by_one(change, _MOST_ENTRIES))
     left_out = write_patch(changes, material.contents, material.former, project=material.project, write=write)

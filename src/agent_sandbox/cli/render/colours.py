@@ -1,10 +1,9 @@
-"""Colours of diffs and reports. They never change the text: without them, the same characters remain."""
+"""Colours of diffs. They never change the text: without them, the same characters remain."""
 
 from __future__ import annotations
 
 import os
 import re
-import sys
 
 from agent_sandbox._fast.values import dataclass, field
 from agent_sandbox.workspace.diff.formats import ADDED, FACT, HEADING, HUNK, NOTE, REMOVED, SAME, TITLE, WARNING, Cell, Row
@@ -135,30 +134,3 @@ def _runs(pieces: list[tuple[str, str]]) -> str:
             code, run = each, ""
         run += text
     return "".join([*lines, _painted(code, run)])
-
-
-_RESET, _BOLD, _RED, _GREEN, _YELLOW = "\x1b[0m", "\x1b[1m", "\x1b[31m", "\x1b[32m", "\x1b[33m"
-_OF_STATUS = {"ok": _GREEN, "weaker": _YELLOW, "missing": _RED, "pass": _GREEN, "inconclusive": _YELLOW, "fail": _RED}
-
-
-@dataclass(frozen=True)
-class Style:
-    """Colours of text outside diffs, or none."""
-
-    colours: bool
-
-    @classmethod
-    def of_stdout(cls) -> Style:
-        """Return the style for standard output: colours on a terminal, unless $NO_COLOR or $TERM says otherwise."""
-        return cls(sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb")
-
-    def status(self, word: str, width: int) -> str:
-        """Return a status in its colour, padded."""
-        return self._in(_OF_STATUS.get(word, ""), f"{word:<{width}}")
-
-    def heading(self, text: str) -> str:
-        """Return a title."""
-        return self._in(_BOLD, text)
-
-    def _in(self, colour: str, text: str) -> str:
-        return f"{colour}{text}{_RESET}" if self.colours and colour else text

@@ -1,4 +1,7 @@
-"""Messages of the program itself: on standard error, and never with raw bytes of a guest in them."""
+"""Messages of the program itself: on standard error, and never with raw bytes of a guest in them. And the style of its reports.
+
+Nothing here needs Linux.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ from contextlib import suppress
 from agent_sandbox._fast.values import dataclass
 
 PROGRAM = "agent-sandbox"
+_RESET, _BOLD, _RED, _GREEN, _YELLOW = "\x1b[0m", "\x1b[1m", "\x1b[31m", "\x1b[32m", "\x1b[33m"
+_OF_STATUS = {"ok": _GREEN, "weaker": _YELLOW, "missing": _RED, "pass": _GREEN, "inconclusive": _YELLOW, "fail": _RED}
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,29 @@ class Console:
         """Print a message, unless --quiet suppresses it."""
         if not self.quiet:
             remark(text)
+
+
+@dataclass(frozen=True)
+class Style:
+    """Colours of text outside diffs, or none."""
+
+    colours: bool
+
+    @classmethod
+    def of_stdout(cls) -> Style:
+        """Return the style for standard output: colours on a terminal, unless $NO_COLOR or $TERM says otherwise."""
+        return cls(sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb")
+
+    def status(self, word: str, width: int) -> str:
+        """Return a status in its colour, padded."""
+        return self._in(_OF_STATUS.get(word, ""), f"{word:<{width}}")
+
+    def heading(self, text: str) -> str:
+        """Return a title."""
+        return self._in(_BOLD, text)
+
+    def _in(self, colour: str, text: str) -> str:
+        return f"{colour}{text}{_RESET}" if self.colours and colour else text
 
 
 def shown(text: str) -> str:

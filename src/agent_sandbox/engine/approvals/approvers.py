@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
+from agent_sandbox._fast.encoding import canonical_form
 from agent_sandbox.engine.approvals.inbox import Inbox
 from agent_sandbox.engine.approvals.question import Question
 from agent_sandbox.engine.gate import Approver, Granted, Refused
 from agent_sandbox.engine.grants import Capabilities, Mark
-from agent_sandbox.policy import canonical
 from agent_sandbox.policy.action import Action
 from agent_sandbox.policy.approval_rules import Word
 from agent_sandbox.policy.decide import Ask
@@ -40,7 +40,7 @@ class InboxApprover:
     def ask(self, action: Action, verdict: Ask, deadline: float) -> Granted | Refused:
         """Return the answer to exactly this action."""
         question = Question(
-            action=canonical.plain(action),
+            action=canonical_form(action),
             policy=self._policy,
             sandbox=self._sandbox,
             run=self._run,

@@ -24,13 +24,15 @@ from agent_sandbox.engine.approvals.question import Answer, Decision, Question, 
 from agent_sandbox.engine.gate import EntryWriter, Granted, Refused
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.ledger.event import Noted
-from agent_sandbox.ledger.keys import make_private, sync_directory, write_once
-from agent_sandbox.policy.approval_rules import ANOTHER_USER, SECOND_FACTOR, Word
+from agent_sandbox.ledger.private_files import hex_names, is_hex, make_private, size_of, sync_directory, write_once
+from agent_sandbox.policy.approval_rules import Word
+from agent_sandbox.policy.model import ANOTHER_USER, SECOND_FACTOR
 
 MOST_WAITING = 16  # questions at once; a person answers a few, and more are a flood
 MOST_OF_ONE = 8  # questions from one sandbox, so that a flood from one leaves room for others
 RUN_SECONDS = 3600.0  # how long an answer for a whole run holds, unless its giver says otherwise
 _QUESTION, _ANSWER, _TAKEN, _ASKED, _LOCK = "question", "answer", "taken", "asked", "lock"
+_DIGITS = 64  # of a name
 _GONE = ".gone"  # suffix of directories that are being removed
 _LARGEST = 16 << 20  # bytes of a question with its diff: a longer one takes seconds to list, and no person reads it
 
@@ -97,10 +99,10 @@ class Inbox:
         if not self._visiting:
             self.sweep()
         found: list[tuple[float, Waiting]] = []
-        for name in _names(self._waiting):
+        for name in hex_names(self._waiting, _DIGITS):
             place = os.path.join(self._waiting, name)
             if (question := self._open_question(place)) is not None:
-                times = 1 + _size(os.path.join(place, _ASKED))
+                times = 1 + size_of(os.path.join(place, _ASKED))
                 found.append((question.asked, _shown(question, times)))
         return [waiting for _, waiting in sorted(found, key=lambda each: (each[0], each[1].name))]
 
@@ -111,7 +113,7 @@ class Inbox:
         Recorded before it counts. Raises `PolicyError` when there is no such question any more, or another one in its place.
         """
         place = os.path.join(self._waiting, name)
-        question = self._open_question(place) if _is_name(name) else None
+        question = self._open_question(place) if is_hex(name, _DIGITS) else None
         if question is None:
             raise PolicyError("there is no such question waiting", hint="list what is waiting, and look again")
         if question.digest() != digest:
@@ -143,7 +145,7 @@ class Inbox:
 
     def end_run(self, run: str) -> None:
         """Revoke the approvals that were given for a run, and record that."""
-        for name in _names(self._standing):
+        for name in hex_names(self._standing, _DIGITS):
             place = os.path.join(self._standing, name)
             question = _question(place)
             if question is None or question.run == run:
@@ -151,7 +153,7 @@ class Inbox:
 
     def sweep(self) -> None:
         """Revoke expired approvals, and remove questions whose askers are gone."""
-        for name in _names(self._standing):
+        for name in hex_names(self._standing, _DIGITS):
             place = os.path.join(self._standing, name)
             if (question := _question(place)) is not None and self._valid(place, question) is None:
                 self._take_back(place, question, "its time was over")
@@ -211,7 +213,7 @@ class Inbox:
         return None if os.path.exists(os.path.join(place, _ANSWER)) else question
 
     def _places(self) -> list[str]:
-        return [os.path.join(self._waiting, name) for name in _names(self._waiting)]
+        return [os.path.join(self._waiting, name) for name in hex_names(self._waiting, _DIGITS)]
 
     def _awaited(self, question: Question) -> Granted | Refused | None:
         """Wait for the answer; None if there was none, or another asker of the same question consumed it."""
@@ -365,24 +367,6 @@ def _append(path: str) -> None:
         os.write(descriptor, b".")
     finally:
         os.close(descriptor)
-
-
-def _size(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except FileNotFoundError:
-        return 0
-
-
-def _names(directory: str) -> list[str]:
-    try:
-        return [name for name in os.listdir(directory) if _is_name(name)]
-    except FileNotFoundError:
-        return []
-
-
-def _is_name(text: str) -> bool:
-    return len(text) == 64 and not text.strip("0123456789abcdef")
 
 
 def _target(question: Question) -> str:

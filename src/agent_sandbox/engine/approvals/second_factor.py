@@ -16,7 +16,7 @@ from hashlib import sha1
 from urllib.parse import quote
 
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.ledger.keys import make_private, read_private, write_once
+from agent_sandbox.ledger.private_files import make_private, read_private, write_once
 
 STEP = 30  # seconds
 MOST_WRONG, PERIOD = 5, 300.0  # guesses in so many seconds: one in 66,000 is right, for somebody who goes on for a day 1 in 45

@@ -19,7 +19,7 @@ from agent_sandbox.engine.simulation.risk import NONE
 from agent_sandbox.engine.simulation.run import base_of, pending
 from agent_sandbox.errors import LedgerBroken, LedgerUnavailable, PolicyError, SandboxError, Unfinished
 from agent_sandbox.policy.model import Policy
-from agent_sandbox.workspace.changes import covers
+from agent_sandbox.policy.paths import contains
 from agent_sandbox.workspace.saved_plans import Plans, PlanState, SavedPlan
 from agent_sandbox.workspace.stored_sandbox import Stored
 
@@ -121,7 +121,7 @@ def _refuse_elsewhere(plan: EffectPlan, *, system: bool) -> None:
 def _left_out(plan: EffectPlan, *, system: bool, caches: bool) -> Iterator[str]:
     """Return the caches and scratch files that are not promoted: all of them, or those outside the project."""
     for effect in plan.files:
-        if effect.place == "noise" and not (caches and (system or covers(plan.project, effect.path))):
+        if effect.place == "noise" and not (caches and (system or contains(plan.project, effect.path))):
             yield effect.path
 
 

@@ -13,13 +13,13 @@ from agent_sandbox.engine.simulation.plan import FileEffect, Input, NetworkReque
 from agent_sandbox.engine.work import Code, Work
 from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.ledger.encoding import without_secrets
-from agent_sandbox.policy.paths import ancestors
+from agent_sandbox.policy.paths import ancestors, contains
 from agent_sandbox.policy.programs import reads_a_line
 from agent_sandbox.policy.secrets import Mask, names_a_secret
 from agent_sandbox.readers.shell.analyze import understand, understand_argv
 from agent_sandbox.readers.shell.effects import EffectKind, Understanding
 from agent_sandbox.workspace import beneath
-from agent_sandbox.workspace.changes import Change, ChangeSet, Contents, covers, place_of
+from agent_sandbox.workspace.changes import Change, ChangeSet, Contents, place_of
 from agent_sandbox.workspace.nodes import EntryType
 from agent_sandbox.workspace.promotion.inspect import look_at, protected_classes
 from agent_sandbox.workspace.protected import classes_of_all
@@ -158,7 +158,7 @@ def inputs_of(observed: Iterable[Observed], project: str, *, since_ns: int, besi
     room = MOST_BYTES
     with _opened(project) as top:
         for path in dict.fromkeys(each.target for each in observed if each.kind == "read" and each.allowed):
-            if path in besides or not covers(project, path):
+            if path in besides or not contains(project, path):
                 continue
             seen = _look(top, path, project, room)
             if seen is None:

@@ -6,10 +6,9 @@ and applying it compares each content again.
 
 from __future__ import annotations
 
-from agent_sandbox._fast.encoding import as_json, sha256
+from agent_sandbox._fast.encoding import as_json, canonical_form, sha256
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.engine.simulation.risk import NONE, Level, Risk, of_deletions, of_unlisted, of_unseen, worst
-from agent_sandbox.policy import canonical
 
 if TYPE_CHECKING:
     from typing import Any
@@ -171,7 +170,7 @@ class EffectPlan:
         """Return the canonical text. Made once: a plan may have a hundred thousand files."""
         text: str | None = self.__dict__.get("_text")
         if text is None:
-            text = self.__dict__["_text"] = as_json({"format": FORMAT, "plan": canonical.plain(self)}, sort_keys=True)
+            text = self.__dict__["_text"] = as_json({"format": FORMAT, "plan": canonical_form(self)}, sort_keys=True)
         return text
 
     @property

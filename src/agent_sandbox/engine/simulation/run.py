@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
-from agent_sandbox._fast.encoding import sha256
+from agent_sandbox._fast.encoding import canonical_form, digest_of_form, sha256
 from agent_sandbox._fast.values import dataclass, replace
 from agent_sandbox.engine.plan_launch import SCRATCH
 from agent_sandbox.engine.run import Session
@@ -18,7 +18,6 @@ from agent_sandbox.engine.simulation import effects, git, risk
 from agent_sandbox.engine.simulation.plan import BARE, NOTHING_WAITS, EffectPlan, Ended, FileEffect
 from agent_sandbox.engine.work import Code, Outcome, Work
 from agent_sandbox.errors import Busy, WorkspaceError
-from agent_sandbox.policy.canonical import digest_of_plain, plain
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.runtime.observe import NOT_ALL
 from agent_sandbox.workspace.changes import ChangeSet, Contents
@@ -152,7 +151,7 @@ def pending(stored: Stored, policy: Policy) -> dict[str, FileEffect]:
 
 def base_of(unpromoted: dict[str, FileEffect]) -> str:
     """Return the digest of unpromoted changes."""
-    return digest_of_plain([plain(effect) for effect in unpromoted.values()]) if unpromoted else NOTHING_WAITS
+    return digest_of_form([canonical_form(effect) for effect in unpromoted.values()]) if unpromoted else NOTHING_WAITS
 
 
 def plan_of(

@@ -9,14 +9,11 @@ from collections.abc import Iterable
 
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.policy.approval_rules import AskRules
 from agent_sandbox.policy.files.document import Document
 from agent_sandbox.policy.files.presets import preset
 from agent_sandbox.policy.files.settings import BY_KEY, Shape
-from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.hosts import NO_NETWORK, NetworkRules, network_rules
-from agent_sandbox.policy.limits import MIB, Limits
-from agent_sandbox.policy.model import FileRules, Policy, implied
+from agent_sandbox.policy.model import MIB, AskRules, FileRules, Guarantee, Limits, Policy, implied
 from agent_sandbox.policy.paths import Beneath, PathPattern, Tree, anchor, matches, parse
 from agent_sandbox.policy.programs import covers
 from agent_sandbox.policy.proposal import Asked, Proposal, ProposedSetting

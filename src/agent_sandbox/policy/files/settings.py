@@ -7,10 +7,9 @@ from enum import Enum
 
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.policy.approval_rules import EFFECTS, LIFTABLE, NEEDS, check_command, check_one_of
 from agent_sandbox.policy.code.patterns import Rule
-from agent_sandbox.policy.guarantees import Guarantee
 from agent_sandbox.policy.hosts import canonical_pattern, canonical_port
+from agent_sandbox.policy.model import EFFECTS, LIFTABLE, NEEDS, Guarantee, check_command, check_one_of
 from agent_sandbox.policy.paths import parse
 from agent_sandbox.policy.programs import check_name
 

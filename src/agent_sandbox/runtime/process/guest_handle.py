@@ -27,11 +27,10 @@ from agent_sandbox.kernel.wire import (
     SCRIPTS,
     SIGNAL,
 )
-from agent_sandbox.policy.guarantees import Guarantee
+from agent_sandbox.policy.model import Guarantee
 from agent_sandbox.runtime.base import Argv, Completed, Exit, ExitReason, Hosted, JavaScriptCode, Launch, PythonCode, Script, Usage
 from agent_sandbox.runtime.guest_rpc.server import Conversation
-from agent_sandbox.runtime.process.pump import Poller, Sink, Source, make_pipes
-from agent_sandbox.runtime.process.report import GuestReport, Reply, await_end_of, exit_of, parsed
+from agent_sandbox.runtime.process.pump import GuestReport, Poller, Reply, Sink, Source, make_pipes, parsed
 from agent_sandbox.runtime.process.zygote import GuestLine, Zygote
 
 if TYPE_CHECKING:
@@ -433,7 +432,7 @@ class ProcessGuest:
             if any(sink.overflowing for sink in sinks.values()):
                 self._end("output-limit")
         if "exit" not in self._messages:
-            await_end_of(self._init, GRACE_SECONDS)
+            _await_end_of(self._init, GRACE_SECONDS)
         self._said = self._answer.said() if talk is None else parsed(talk.last_words())
         self.refused, self._refused = self._said.why, self._said.refused
         for sink in sinks.values():
@@ -456,7 +455,7 @@ class ProcessGuest:
         wall, said = time.monotonic() - self._began, self._messages.get("exit")
         if said is not None and self._granted:  # init counts from when it was last told
             said = {**said, "wall": wall - self._waited}
-        end = exit_of(
+        end = _exit_of(
             said,
             self._cgroup.usage(),
             full=self._outgrown(),
@@ -488,7 +487,7 @@ class ProcessGuest:
             while "exit" not in self._messages and self._take_message():
                 continue
         if "exit" not in self._messages:
-            await_end_of(self._init, GRACE_SECONDS)
+            _await_end_of(self._init, GRACE_SECONDS)
 
     def ended(self) -> Exit:
         """Return the end of a guest that ended between two turns."""
@@ -523,3 +522,60 @@ def _nothing() -> None:
 
 def _completed(end: Exit, sinks: dict[str, Sink]) -> Completed:
     return Completed(end, sinks["stdout"].kept(), sinks["stderr"].kept() if "stderr" in sinks else b"")
+
+
+def _exit_of(
+    ended: dict[str, Any] | None, used: cgroups.GroupUsage, *, full: bool, cut: bool, killed: str, fuel: int | None, wall: float
+) -> Exit:
+    """Return how a run ended.
+
+    `ended` is init's report; None if init was killed. `full`: the layers were full. `cut`: output was cut. `killed`: why we ended the run,
+    or empty. `fuel`: its limit. `wall`: its duration as measured here."""
+    hit = [*(ended["hit"] if ended else ()), *(["disk"] if full else [])]
+    hit += sorted(used.hit.difference(hit))
+    if cut:
+        hit.append("output")
+    status = ended["status"] if ended else 9
+    number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+    reason = ExitReason(ended["reason"]) if ended else ExitReason.KILLED
+    if reason is ExitReason.EXITED and number is not None:
+        reason = ExitReason.SIGNALLED
+    if used.oom_kills and (number == 9 or not ended) and reason in (ExitReason.SIGNALLED, ExitReason.KILLED):
+        reason = ExitReason.OUT_OF_MEMORY
+    if full:
+        reason = ExitReason.DISK_LIMIT
+    if reason is ExitReason.KILLED and killed and killed != "killed":
+        reason = ExitReason(killed)
+    burnt = ended["fuel"] if ended else None
+    if reason is ExitReason.SIGNALLED and burnt is not None and fuel is not None and burnt >= fuel:
+        reason = ExitReason.FUEL_LIMIT
+        hit.append("fuel")
+    if reason is ExitReason.CPU_LIMIT and "cpu" not in hit:
+        hit.append("cpu")
+    if reason is ExitReason.OUT_OF_MEMORY and "memory" not in hit:
+        hit.append("memory")
+    usage = Usage(
+        # Init knows best when it ended the run; but one that ends by itself may do so before init has heard that it began.
+        wall_seconds=ended["wall"] if ended and reason is ExitReason.TIMED_OUT else wall,
+        cpu_seconds=used.cpu_seconds or (ended["cpu"] if ended else 0.0),
+        peak_memory_bytes=used.peak_memory_bytes or (ended["memory"] if ended else 0),
+        peak_processes=used.peak_processes,
+        fuel=burnt,
+    )
+    return Exit(128 + number if number is not None else os.WEXITSTATUS(status), reason, number, tuple(hit), usage)
+
+
+def _await_end_of(init: int, seconds: float) -> None:
+    """Wait for the end of an init that was killed: the kernel then ends everything in its namespace."""
+    if not init:
+        return
+    try:
+        handle = os.pidfd_open(init)
+    except OSError:  # gone altogether
+        return
+    try:
+        poller = select.poll()
+        poller.register(handle, select.POLLIN)
+        poller.poll(seconds * 1000)
+    finally:
+        os.close(handle)

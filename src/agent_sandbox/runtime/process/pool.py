@@ -17,7 +17,7 @@ from collections.abc import Callable
 from agent_sandbox._fast.values import dataclass, field, replace
 from agent_sandbox.errors import SandboxError
 from agent_sandbox.kernel.mount_plan import Copies, ThrowAway
-from agent_sandbox.policy.guarantees import Guarantee
+from agent_sandbox.policy.model import Guarantee
 from agent_sandbox.runtime.base import DEVNULL, Argv, Hosted, Launch, PythonCode
 from agent_sandbox.runtime.process.guest_handle import ProcessGuest, request_for
 

@@ -22,8 +22,7 @@ from agent_sandbox.kernel.mount_plan import (
     ThrowAway,
     Tmpfs,
 )
-from agent_sandbox.policy.guarantees import Guarantee
-from agent_sandbox.policy.limits import MIB, Limits
+from agent_sandbox.policy.model import MIB, Guarantee, Limits
 from agent_sandbox.runtime.base import ExitReason, Launch, PythonCode, Support
 
 if TYPE_CHECKING:

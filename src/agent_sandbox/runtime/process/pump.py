@@ -1,4 +1,4 @@
-"""Streams between the supervisor and a guest: output cut at its limit, input fed as fast as it is read.
+"""Streams between the supervisor and a guest: output cut at its limit, input fed as fast as it is read, and the guest's own report.
 
 Nothing here grows with what a guest writes: beyond the limit bytes are read and dropped, so that a program that prints too much may still
 finish its work; one that never stops is ended after a multiple of the limit.
@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import os
 import select
+import socket
 import stat
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 
-from agent_sandbox._fast.values import TYPE_CHECKING
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.kernel import ids
+from agent_sandbox.kernel.wire import INPUTS, READY, REFUSAL_BYTES, REPORT_BYTES
 from agent_sandbox.runtime.base import DEVNULL, Launch
 
 if TYPE_CHECKING:
@@ -200,3 +202,62 @@ class Source:
                 self._poller.drop(self._from)
             os.close(self._fd)
             self._fd = None
+
+
+@dataclass(frozen=True)
+class GuestReport:
+    """The last words of a guest. `refused` is the exit code of a program that could not start, for the reason in `why`; else None."""
+
+    inputs: bytes = b""
+    refused: int | None = None
+    why: str = ""
+
+
+class Reply:
+    """The bytes that a guest sends to its supervisor, read as they come, or at the end."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._kept = b""
+
+    def refusal(self) -> str | None:
+        """Wait for the first byte; return None if the guest is ready, else its reason. Raises TimeoutError.
+
+        No byte beyond that one is taken from a guest that is ready: it may already have sent a refusal of the program behind it.
+        """
+        first = self._socket.recv(1)
+        if first == READY:
+            return None
+        words = first
+        while len(words) < REFUSAL_BYTES and (more := self._socket.recv(REFUSAL_BYTES - len(words))):
+            words += more
+        return parsed(words).why or "it ended before it was ready"
+
+    def take(self) -> bool:
+        """Read what there is. Returns False when the other side has closed."""
+        self._socket.settimeout(0)
+        try:
+            said = self._socket.recv(65536)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        self._kept += said[: REPORT_BYTES - len(self._kept)]
+        return bool(said)
+
+    def said(self) -> GuestReport:
+        """Return the complete report. Call it after the guest has ended; the report is empty if it was killed before sending one."""
+        before = -1
+        while len(self._kept) != before and self.take():
+            before = len(self._kept)
+        return parsed(self._kept)
+
+
+def parsed(words: bytes) -> GuestReport:
+    """Parse the last words of a guest."""
+    if words.startswith(INPUTS):
+        return GuestReport(words.removeprefix(INPUTS))
+    if not words:
+        return GuestReport()
+    code, _, why = words[:REFUSAL_BYTES].decode(errors="replace").partition(" ")
+    return GuestReport(b"", int(code) if code.isascii() and code.isdigit() and len(code) < 4 else 126, why or "it could not be started")

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.errors import LaunchFailed, RuntimeUnavailable
-from agent_sandbox.policy.guarantees import Guarantee
+from agent_sandbox.policy.model import Guarantee
 from agent_sandbox.runtime.base import COMMAND, Confined, Demands, JavaScriptCode, Launch, PythonCode, Support, Traits
 from agent_sandbox.runtime.process.guest_handle import ProcessGuest
 from agent_sandbox.runtime.process.zygote import Zygote

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from agent_sandbox._fast.values import dataclass
-from agent_sandbox.policy.guarantees import Guarantee
+from agent_sandbox.policy.model import Guarantee
 from agent_sandbox.readers import shown
 from agent_sandbox.runtime.base import COMMAND
 from agent_sandbox.runtime.router.model import Candidate, Feature, Permits, ProgramNeeds, Route, Workload

@@ -22,7 +22,7 @@ from functools import cached_property
 from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.kernel.wire import SCRIPT, SCRIPTS
-from agent_sandbox.policy.guarantees import Guarantee
+from agent_sandbox.policy.model import Guarantee
 from agent_sandbox.runtime.base import DEVNULL, Completed, Confined, Demands, Exit, ExitReason, Launch, PythonCode, Support, Traits, Usage
 from agent_sandbox.runtime.process.zygote import argv_for, packages
 from agent_sandbox.runtime.wasm import recipe

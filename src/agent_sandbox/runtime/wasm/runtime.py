@@ -15,7 +15,7 @@ from functools import cached_property
 
 from agent_sandbox._fast.values import replace
 from agent_sandbox.errors import RuntimeUnavailable, SandboxError
-from agent_sandbox.policy.guarantees import Guarantee
+from agent_sandbox.policy.model import Guarantee
 from agent_sandbox.runtime.base import Completed, Demands, ExitReason, Hosted, JavaScriptCode, Launch, Support, Traits
 from agent_sandbox.runtime.process.guest_handle import ProcessGuest
 from agent_sandbox.runtime.process.runtime import GUARANTEES, ProcessRuntime

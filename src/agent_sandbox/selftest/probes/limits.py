@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agent_sandbox.policy.limits import MIB
+from agent_sandbox.policy.model import MIB
 from agent_sandbox.selftest.bench import DecoyBench
 from agent_sandbox.selftest.boxes import Attempt, Bare, Box, Found
 from agent_sandbox.selftest.probe import SDK, Probes

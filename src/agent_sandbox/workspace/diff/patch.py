@@ -15,7 +15,8 @@ from hashlib import sha1
 from itertools import chain
 
 from agent_sandbox._fast.values import dataclass
-from agent_sandbox.workspace.changes import Change, Contents, Kind, covers
+from agent_sandbox.policy.paths import contains
+from agent_sandbox.workspace.changes import Change, Contents, Kind
 from agent_sandbox.workspace.diff.compare import Effort, FormerContents
 from agent_sandbox.workspace.diff.formats import hunks
 from agent_sandbox.workspace.escape import components
@@ -82,7 +83,7 @@ def write_patch(
 
     The entries of a removed directory must be given one by one. Changes outside the project are ignored.
     """
-    inside = [change for change in changes if covers(project, change.path) and change.path != project]
+    inside = [change for change in changes if contains(project, change.path) and change.path != project]
     return _Patch(contents, former, project.rstrip("/") + "/", write).all(inside)
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 
-from agent_sandbox._fast.encoding import as_json, sha256
+from agent_sandbox._fast.encoding import as_json
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.errors import PolicyError, WorkspaceError
+from agent_sandbox.kernel.mount_plan import DIGEST, quote_target
 from agent_sandbox.workspace.durable import explained, write_atomically
 
 if TYPE_CHECKING:
@@ -21,11 +22,6 @@ NAME = "history.json"
 _LARGEST = 64 << 20  # bytes
 LONGEST_CHAIN = 48  # frozen layers; the kernel takes some hundreds, but searches every one for a name that does not exist
 LONGEST_LABEL = 200
-_PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.")
-
-_LONGEST_NAME = 255
-
-_DIGEST = "~"  # prefix of a digest; a quoted path begins with %2F instead
 
 
 @dataclass(frozen=True)
@@ -336,19 +332,6 @@ def _flag(value: object) -> bool:
     return value
 
 
-def quote_target(target: str) -> str:
-    """Return the file name for an absolute path. Raises ValueError for any other path.
-
-    >>> quote_target("/home/a b")
-    '%2Fhome%2Fa%20b'
-    """
-    raw = os.fsencode(target)
-    if not raw.startswith(b"/"):
-        raise ValueError(f"not an absolute path: {target!r}")
-    quoted = "".join(chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in raw)
-    return quoted if len(quoted) <= _LONGEST_NAME else _DIGEST + sha256(raw).hexdigest()
-
-
 def layer_targets(layers: int) -> tuple[str, ...]:
     """Return the targets that have layers, sorted. A directory with an unknown target is skipped, never removed."""
     targets = (_target_of(layers, key) for key in os.listdir(layers))
@@ -357,7 +340,7 @@ def layer_targets(layers: int) -> tuple[str, ...]:
 
 def _target_of(layers: int, key: str) -> str | None:
     try:
-        if key.startswith(_DIGEST):
+        if key.startswith(DIGEST):
             with open(os.open(f"{key}/target", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=layers), "rb") as file:
                 target = os.fsdecode(file.read())
         else:

@@ -27,9 +27,10 @@ from zlib import crc32
 from agent_sandbox._fast.encoding import sha256
 from agent_sandbox._fast.values import TYPE_CHECKING, replace
 from agent_sandbox.errors import WorkspaceError
+from agent_sandbox.policy.paths import contains
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.beneath import TooMany
-from agent_sandbox.workspace.changes import Change, ChangeSet, Kind, covers
+from agent_sandbox.workspace.changes import Change, ChangeSet, Kind
 from agent_sandbox.workspace.durable import write_atomically
 from agent_sandbox.workspace.layers.stack import LayerEntry, Stack
 from agent_sandbox.workspace.nodes import EntryType, Node, as_row, describe, from_row, same_content
@@ -223,7 +224,7 @@ class _Reader:
     children: dict[str, list[str]] | None = None  # of the bases, computed when first needed
 
     def __post_init__(self) -> None:
-        masked = any(covers(mask, self.target) for mask in self.masks)
+        masked = any(contains(mask, self.target) for mask in self.masks)
         self.around.append(_Surroundings(self.target.rstrip("/") + "/", "", True, masked))
 
     def read(self, entry: LayerEntry, changes: list[Change]) -> None:
@@ -337,7 +338,7 @@ class _Reader:
         return self.children.get(directory, [])
 
     def _mask_below(self, path: str) -> bool:
-        return any(covers(path, mask) for mask in self.masks_with_something)
+        return any(contains(path, mask) for mask in self.masks_with_something)
 
     def _count(self, relative: str) -> int:
         """Return the number of real entries below a real directory, within limits and permissions."""

@@ -12,10 +12,10 @@ import stat
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from agent_sandbox.kernel.mount_plan import quote_target
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.copy import copy_file, copy_special, dress
 from agent_sandbox.workspace.durable import explained
-from agent_sandbox.workspace.layers.history import quote_target
 from agent_sandbox.workspace.layers.stack import LayerEntry, Stack
 from agent_sandbox.workspace.nodes import EntryType, describe
 from agent_sandbox.workspace.reality import Reality

@@ -26,10 +26,11 @@ from dataclasses import dataclass, field
 
 from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.kernel import syscalls
+from agent_sandbox.kernel.mount_plan import quote_target
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.beneath import SWAPPED, enter, identity, parent, remove_tree
 from agent_sandbox.workspace.changes import Change
-from agent_sandbox.workspace.layers.history import History, garbage, layer_targets, quote_target
+from agent_sandbox.workspace.layers.history import History, garbage, layer_targets
 from agent_sandbox.workspace.layers.image import TRASH
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -25,9 +25,9 @@ from collections.abc import Callable, Collection, Iterable
 from agent_sandbox._fast.encoding import sha256
 from agent_sandbox._fast.values import dataclass, field, replace
 from agent_sandbox.kernel.syscalls import born_ns, name_to_handle_at
+from agent_sandbox.policy.paths import contains
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.beneath import TooMany, open_beneath
-from agent_sandbox.workspace.changes import covers
 from agent_sandbox.workspace.durable import explained
 from agent_sandbox.workspace.nodes import EntryType
 from agent_sandbox.workspace.originals import files
@@ -163,7 +163,7 @@ class OriginalsWriter:
                 inner = f"{path}/{entry.path}"
                 settled = entry.status.st_ctime_ns + SETTLED_NS < self.now_ns()
                 if inner not in self.already and inner not in self._paths:
-                    content = not settled and not any(covers(mask, inner) for mask in self.masks)
+                    content = not settled and not any(contains(mask, inner) for mask in self.masks)
                     self._add(self._base(inner, entry.directory, entry.name, places[-1], content=content))
                 if stat.S_ISDIR(entry.status.st_mode):
                     if entry.own is None:
@@ -306,7 +306,7 @@ class _Cover:
         self._keeper, self._upper, self._reality = keeper, upper, reality
         self._prefix = target.rstrip("/") + "/"
         top = reality.directory("")
-        masked = any(covers(mask, target) for mask in keeper.masks)
+        masked = any(contains(mask, target) for mask in keeper.masks)
         self._places: list[RealDirectory | None] = [
             RealDirectory(os.fstat(top) if top is not None else None, True, masked)
         ]  # from the top to the current

@@ -25,7 +25,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from agent_sandbox._fast.values import TYPE_CHECKING
-from agent_sandbox.workspace.changes import Change, ChangeSet, Kind, covers
+from agent_sandbox.policy.paths import contains
+from agent_sandbox.workspace.changes import Change, ChangeSet, Kind
 from agent_sandbox.workspace.nodes import EntryType, Node, as_row, from_row
 from agent_sandbox.workspace.protected import POWERS
 from agent_sandbox.workspace.reality import Fingerprint
@@ -304,7 +305,7 @@ def plan(
 
 def relative(path: str, root: str) -> str:
     """Return an absolute path relative to the root; "" is the root itself. Raises ValueError, with the reason, for any other path."""
-    if not path.startswith("/") or not covers(root, path):
+    if not path.startswith("/") or not contains(root, path):
         raise ValueError("it lies outside the tree")
     length = len if path.isascii() else _bytes_of
     if length(path) > _LONGEST_PATH:  # first: the checks below look at each name
@@ -369,7 +370,7 @@ class _PlanBuilder:
 
     def _remove(self, change: Change, path: str) -> None:
         now = self.expected.get(change.path)
-        covered = any(isinstance(step, Remove) and covers(step.path, path) for step in self._steps[-1:])
+        covered = any(isinstance(step, Remove) and contains(step.path, path) for step in self._steps[-1:])
         if now is None or covered or (self._within and path.startswith(self._within)):
             return  # gone already, or it goes with its directory
         self._close()

@@ -3,7 +3,7 @@
 There are two shapes. A view of the whole machine has one overlay per mounted filesystem (as root), or one per top-level directory
 (rootless, where the kernel does not accept `/` as a layer). A view of chosen trees stands on an empty root. Either way denied and masked
 paths are hidden by name, so they stay hidden if they appear later or are replaced. Paths that cannot be hidden by name are copied
-(`view.draft`) or refused. `gate` limits the programs that can be executed (`view.executables`).
+(`_select`) or refused. `_gate` limits the programs that can be executed (`view.executables`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import lru_cache
 
-from agent_sandbox._fast.values import replace
+from agent_sandbox._fast.values import dataclass, field, replace
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.kernel import mountinfo
 from agent_sandbox.kernel.mount_plan import (
@@ -33,18 +34,63 @@ from agent_sandbox.kernel.mount_plan import (
     Step,
     Symlink,
     Tmpfs,
+    quote_target,
 )
 from agent_sandbox.kernel.mountinfo import Mount
 from agent_sandbox.policy.model import FileRules
-from agent_sandbox.policy.paths import Beneath, Glob, Tree, anchor
-from agent_sandbox.workspace.layers.history import quote_target
-from agent_sandbox.workspace.view.draft import Draft, MachineFacts, Needs, contains, hide, select, stand_in_for_others
+from agent_sandbox.policy.paths import Beneath, Glob, Tree, ancestors, anchor, contains
 from agent_sandbox.workspace.view.executables import Executables
 
 # New for each run. The machine's own content is shown there only if the rules or the project name it.
 PRIVATE = ("/tmp", "/run", "/dev", "/proc", "/sys")
 RUN_BYTES, SHM_BYTES = 64 << 20, 64 << 20
+MOST_ENTRIES, MOST_BYTES = 10_000, 64 << 20  # of the copies made as a run starts
 _LONGEST_CHAIN = 40  # links in a row, as in the kernel
+
+
+@dataclass(frozen=True)
+class Needs:
+    """The files of the machine that a language needs. `links` and `contents` are created.
+
+    `trees` and `files` are shown read-only, whatever the rules say. `tools` are shown with them, except for what the rules deny.
+    """
+
+    trees: tuple[str, ...] = ()
+    tools: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    links: tuple[tuple[str, str], ...] = ()
+    contents: tuple[tuple[str, bytes], ...] = ()
+
+
+@dataclass(frozen=True)
+class MachineFacts:
+    """The facts about this machine that planning needs."""
+
+    mounts: tuple[Mount, ...]  # visible mounts only
+    privileged: bool
+
+    @classmethod
+    def look(cls) -> MachineFacts:
+        """Return the present facts about this machine."""
+        with open("/proc/self/mountinfo", "rb") as file:
+            return cls(_visible_mounts(file.read()), os.geteuid() == 0)
+
+
+@lru_cache(maxsize=4)  # the table hardly ever changes, and its text is the key
+def _visible_mounts(table: bytes) -> tuple[Mount, ...]:
+    return mountinfo.visible(mountinfo.parse(table))
+
+
+@dataclass
+class Draft:
+    """A mount plan in the making."""
+
+    host: MachineFacts
+    rules: FileRules
+    scratch: int
+    steps: list[Step] = field(default_factory=list)
+    overlays: list[Overlay] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 def plan_view(
@@ -68,11 +114,11 @@ def plan_view(
         _chosen_trees(plan, needs)
     _copy_what_cannot_be_masked(plan)
     _make_files_where_copies_are(plan)
-    hide(plan, needs)
+    _hide(plan, needs)
     if not host.privileged:
-        stand_in_for_others(plan)
+        _stand_in_for_others(plan)
     if executables is not None:
-        gate(plan, executables)
+        _gate(plan, executables)
     _make_room_in_copies(plan)
     steps = [*plan.steps, Devices(SHM_BYTES), Proc()]
     if isinstance(steps[0], SkeletonRoot):
@@ -89,7 +135,7 @@ def _whole_machine(plan: Draft, project: str | None) -> None:
     shown = [mount for mount in plan.host.mounts if mount.fstype not in mountinfo.PSEUDO and not _private(mount.target, project)]
     if plan.host.privileged:
         for mount in shown:
-            _show(plan, mount.target, required=mount.target == "/" or contains(mount.target, project))
+            _show(plan, mount.target, required=mount.target == "/" or (project is not None and contains(mount.target, project)))
     else:
         plan.steps.append(SkeletonRoot())
         _split(plan, "/", project)
@@ -186,7 +232,7 @@ def _split(plan: Draft, directory: str, project: str | None) -> None:
             elif _mounted_below(plan.host, entry.path):
                 _split(plan, entry.path, project)
             else:
-                _show(plan, entry.path, required=contains(entry.path, project))
+                _show(plan, entry.path, required=project is not None and contains(entry.path, project))
         elif entry.is_file(follow_symlinks=False) and os.access(entry.path, os.R_OK):
             plan.steps.append(Bind(entry.path, entry.path, required=False))
 
@@ -239,7 +285,7 @@ def _copy(plan: Draft, directory: str) -> None:
     real = os.path.realpath(directory)
     if not os.path.isdir(real) or any(isinstance(step, Copies) and contains(step.target, directory) for step in plan.steps):
         return
-    entries = select(plan.rules, real, directory) if plan.rules.read else ()
+    entries = _select(plan.rules, real, directory) if plan.rules.read else ()
     plan.overlays[:] = [overlay for overlay in plan.overlays if not contains(directory, overlay.target)]
     plan.steps.append(Copies(real, directory, quote_target(directory), entries, plan.rules.write))
     plan.notes.append(f"{directory} is a copy made as the run starts: what changes there meanwhile is not seen")
@@ -276,7 +322,161 @@ def _in_order(steps: list[Step], overlays: list[Overlay]) -> Iterator[Step]:
     return iter(sorted([*steps, *overlays], key=depth))
 
 
-def gate(plan: Draft, executables: Executables) -> None:
+def _hide(plan: Draft, needs: Needs) -> None:
+    """Hide denied and secret paths wherever they can be reached. Needed trees below them get an overlay of their own."""
+    hidden: dict[str, bool] = {}  # path: whether the directory itself stays, emptied
+    places = _Places(plan.host)
+    for path, stays in _hidden_paths(plan.rules):
+        for place in places.of(path):
+            hidden[place] = hidden.get(place, False) or stays
+    real_needed = {tree: real for tree in needs.trees if os.path.isdir(real := os.path.realpath(tree))}
+    kept = [tree for tree, real in real_needed.items() if any(above in hidden for above in ancestors(real))]
+    for file in needs.files:
+        hidden.pop(file, None)
+    files = [path for path in needs.files if _needs_a_bind(path, hidden, plan.steps, [real_needed[tree] for tree in kept])]
+    masks: dict[str, list[PathMask]] = {}
+    room: dict[str, list[str]] = {}  # mount points below hidden directories
+    room_for_files: dict[str, list[str]] = {}
+    for path in sorted(hidden, key=lambda path: path.count("/")):
+        inside = [real_needed[tree] for tree in kept if contains(path, real_needed[tree])]
+        files_inside = [file for file in files if contains(path, file)]
+        for overlay in list(plan.overlays):
+            if path == overlay.source:
+                plan.overlays.remove(overlay)
+                plan.steps.append(Directory(overlay.target))
+            elif contains(path, overlay.source):  # a filesystem mounted below a hidden path
+                plan.overlays.remove(overlay)
+            elif contains(overlay.source, path):
+                start = len(overlay.source.rstrip("/")) + 1
+                masks.setdefault(overlay.target, []).append(PathMask(path[start:], hidden[path] or bool(inside or files_inside)))
+                room.setdefault(overlay.target, []).extend(tree[start:] for tree in inside)
+                room_for_files.setdefault(overlay.target, []).extend(file[start:] for file in files_inside)
+    plan.overlays[:] = [
+        replace(
+            each,
+            masks=tuple(masks.get(each.target, ())),
+            places=tuple(room.get(each.target, ())),
+            files=tuple(dict.fromkeys(room_for_files.get(each.target, ()))),
+        )
+        for each in plan.overlays
+        if each.source not in {real_needed[tree] for tree in kept}
+    ]
+    for real in dict.fromkeys(real_needed[tree] for tree in kept):
+        plan.overlays.append(Overlay(real, real, quote_target(real), writable=False))
+    plan.steps += [Bind(file, file) for file in files]
+    plan.steps[:] = _without_hidden_files(plan.steps, hidden, needs.files)
+
+
+def _needs_a_bind(path: str, hidden: dict[str, bool], steps: Sequence[Step], kept: Sequence[str]) -> bool:
+    """Return whether a needed file would vanish with a hidden directory above it."""
+    shown = any(contains(tree, path) for tree in kept) or any(isinstance(step, Bind) and step.target == path for step in steps)
+    return not shown and os.path.isfile(path) and any(above in hidden for above in ancestors(path))
+
+
+def _without_hidden_files(steps: Sequence[Step], hidden: dict[str, bool], needed: Sequence[str]) -> Iterator[Step]:
+    """Yield the steps without hidden files. Single files are bound and copied by name, past every overlay and its masks."""
+
+    def is_hidden(path: str) -> bool:
+        return any(above in hidden and not (above == path and hidden[above]) for above in ancestors(path))
+
+    for step in steps:
+        if isinstance(step, Copies):
+            yield replace(step, entries=tuple(entry for entry in step.entries if not is_hidden(f"{step.source}/{entry}")))
+        elif not isinstance(step, Bind) or step.source in needed or not is_hidden(step.source):
+            yield step
+
+
+def _stand_in_for_others(plan: Draft) -> None:
+    """Make writable directories of other users, such as /var/tmp, beforehand in a layer of ours. Rootless only.
+
+    A write below such a directory makes the overlay copy it up for an owner who does not exist here, and fails. Only directories right
+    below the top of an overlay are covered: finding all of them would take a walk through the machine.
+    """
+    me = os.geteuid()
+    for index, overlay in enumerate(plan.overlays):
+        if overlay.writable:
+            with suppress(OSError), os.scandir(overlay.source) as entries:
+                names = tuple(
+                    entry.name
+                    for entry in entries
+                    if entry.is_dir(follow_symlinks=False)
+                    and entry.stat(follow_symlinks=False).st_uid != me
+                    and os.access(entry.path, os.W_OK | os.X_OK)
+                )
+                plan.overlays[index] = replace(overlay, stand_ins=names)
+
+
+def _hidden_paths(rules: FileRules) -> Iterator[tuple[str, bool]]:
+    for pattern in rules.denied:
+        if not isinstance(pattern, Glob):
+            yield pattern.path, isinstance(pattern, Beneath)
+    for mask in rules.masks:
+        yield mask.path, mask.stays
+
+
+class _Places:
+    """All paths to the same entry: its own name, behind links, and where its filesystem is mounted again."""
+
+    def __init__(self, host: MachineFacts) -> None:
+        devices = [mount.device for mount in host.mounts if mount.fstype not in mountinfo.PSEUDO]
+        self._mounts = host.mounts if len(devices) != len(set(devices)) else ()
+        self._directories: dict[str, str] = {}  # real paths; hundreds of masks lie in a handful of directories
+
+    def of(self, path: str) -> Iterator[str]:
+        if path == "/":
+            raise PolicyError("denying / leaves nothing to run in", hint="deny less, or allow nothing at all")
+        head, _, name = path.rpartition("/")
+        if head not in self._directories:
+            self._directories[head] = os.path.realpath(head or "/").rstrip("/")
+        named = f"{self._directories[head]}/{name}"
+        for place in (named, os.path.realpath(named)) if os.path.islink(named) else (named,):
+            yield place
+            if self._mounts:
+                yield from mountinfo.aliases(self._mounts, place)
+
+
+def _select(rules: FileRules, directory: str, shown_as: str) -> tuple[str, ...]:
+    """Return the paths below `directory`, relative to it, that the rules allow, parents first. Links are never followed.
+
+    Raises PolicyError when they are too many or too large to copy at every start.
+    """
+    chosen: dict[str, None] = {}
+    total = 0
+    pending = [""]
+    seen = 0
+    while pending:
+        inner = pending.pop()
+        try:
+            entries = sorted(os.scandir(f"{directory}/{inner}" if inner else directory), key=lambda entry: entry.name)
+        except OSError:
+            continue  # unreadable for us, so for the guest too
+        for entry in entries:
+            seen += 1
+            relative = f"{inner}/{entry.name}" if inner else entry.name
+            is_directory = entry.is_dir(follow_symlinks=False)
+            if is_directory:
+                pending.append(relative)
+            if rules.reaches(f"{shown_as.rstrip('/')}/{relative}"):
+                if entry.is_file(follow_symlinks=False):
+                    total += entry.stat(follow_symlinks=False).st_size
+                elif not is_directory and not entry.is_symlink():
+                    continue
+                _add_with_parents(chosen, relative)
+            if seen > MOST_ENTRIES or total > MOST_BYTES:
+                raise PolicyError(
+                    f"the rules for {shown_as} would copy more than {MOST_ENTRIES} entries or {MOST_BYTES >> 20} MiB at every start",
+                    hint="name whole directories (DIR/*), set allow_hidden=True, or narrow the pattern",
+                )
+    return tuple(sorted(chosen, key=lambda path: path.split("/")))
+
+
+def _add_with_parents(chosen: dict[str, None], relative: str) -> None:
+    parts = relative.split("/")
+    for depth in range(1, len(parts) + 1):
+        chosen["/".join(parts[:depth])] = None
+
+
+def _gate(plan: Draft, executables: Executables) -> None:
     """Limit a complete plan to these executables."""
     hidden = {place for place in executables.directories if not plan.rules.bars(place)}
     bound = {step.target for step in plan.steps if isinstance(step, Bind)}

@@ -1,9 +1,13 @@
-"""The anchor: how far the ledger had come, stored in another directory than the ledger.
+"""The private files of a ledger, in a directory of their own away from it: its key and its anchor.
 
-Without it, a ledger that was truncated, or replaced by an earlier copy, looks like one that was never longer. The anchor is written after
-each entry. So at any moment the ledger is as long as the anchor says, or longer by the write that was under way when a writer died.
+The directory is private to its owner and hidden from every guest. The key is 32 random bytes, made on first use, and one is derived from it
+for each purpose. Anyone who can read it can write a ledger that verifies.
 
-The file has two slots of one disk sector each. The first is written for every entry and, like the entry, handed to the kernel. The second
+The anchor says how far the ledger had come. Without it, a ledger that was truncated, or replaced by an earlier copy, looks like one that
+was never longer. The anchor is written after each entry. So at any moment the ledger is as long as the anchor says, or longer by the write
+that was under way when a writer died.
+
+The anchor has two slots of one disk sector each. The first is written for every entry and, like the entry, handed to the kernel. The second
 is written and forced to the disk for entries that were forced to the disk. A slot holds the seal of the entry it names, so nobody can forge
 one without the key. Anyone who can write to both directories can restore an old anchor together with an old ledger.
 """
@@ -12,6 +16,8 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
+from contextlib import suppress
 
 from agent_sandbox._fast.encoding import Seal
 from agent_sandbox._fast.values import dataclass
@@ -19,12 +25,101 @@ from agent_sandbox.errors import LedgerBroken
 from agent_sandbox.ledger.chain import HINT, START, Head, holds, torn_at
 from agent_sandbox.ledger.encoding import sealed
 from agent_sandbox.ledger.event import Gap
-from agent_sandbox.ledger.keys import make_private, read_private
 
-ANCHOR = "anchor"
+KEY, ANCHOR = "key", "anchor"
+_KEY_BYTES = 32
 _SLOT = 512  # bytes; one disk sector
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _HINT = "find out what happened to that directory; then move it aside, and with it the ledger and its closed files"
+
+
+def make_private(directory: str) -> None:
+    """Make a directory and its missing parents, for this user only."""
+    if not os.path.exists(directory):
+        make_private(os.path.dirname(directory))
+        with suppress(FileExistsError):
+            os.mkdir(directory, 0o700)
+
+
+def read_private(path: str, most: int) -> bytes:
+    """Read a file that only its owner can access. Raises OSError for any other."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", path)
+        if status.st_mode & 0o077:  # the owner needs no check: only the owner or root can open it
+            raise PermissionError(errno.EPERM, "others can read or change it, so it is no secret", path)
+        return os.read(descriptor, most)
+    finally:
+        os.close(descriptor)
+
+
+def write_once(path: str, content: bytes) -> None:
+    """Make a private file with this content, atomically, unless it exists. Raises OSError."""
+    new = f"{path}.{os.urandom(8).hex()}.new"  # threads and processes may race
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(descriptor, content)
+        os.fsync(descriptor)
+        with suppress(FileExistsError):  # another one was first, and that one counts
+            os.link(new, path)
+    finally:
+        os.close(descriptor)
+        os.unlink(new)
+
+
+def sync_directory(path: str) -> None:
+    """Force the names in a directory to the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def is_hex(text: str, digits: int) -> bool:
+    """Return whether a text is one of the names that we make of random bytes or a digest: so many hexadecimal digits."""
+    return len(text) == digits and not text.strip("0123456789abcdef")
+
+
+def hex_names(directory: str, digits: int) -> list[str]:
+    """Return the names of so many hexadecimal digits in a directory, which need not exist."""
+    try:
+        return [name for name in os.listdir(directory) if is_hex(name, digits)]
+    except FileNotFoundError:
+        return []
+
+
+def size_of(path: str) -> int:
+    """Return the size of a file; 0 if it does not exist."""
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return 0
+
+
+def load_key(directory: str, *, make: bool = True) -> Seal:
+    """Load the key of this directory; make the key and the directory if missing.
+
+    Raises OSError, also if others can access the key file, and FileNotFoundError if it is missing and `make` is false.
+    """
+    path = os.path.join(directory, KEY)
+    try:
+        return Seal(_read_key(path))
+    except FileNotFoundError:
+        if not make:
+            raise
+    make_private(directory)
+    write_once(path, os.urandom(_KEY_BYTES))
+    return Seal(_read_key(path))
+
+
+def _read_key(path: str) -> bytes:
+    key = read_private(path, _KEY_BYTES + 1)
+    if len(key) != _KEY_BYTES:
+        raise OSError(errno.EINVAL, "not a key of a ledger", path)
+    return key
 
 
 @dataclass(frozen=True)
@@ -52,7 +147,7 @@ class Anchor:
         return max(known, key=lambda slot: slot.sequence) if known else None
 
 
-def read(directory: str) -> Anchor | None:
+def read_anchor(directory: str) -> Anchor | None:
     """Read the anchor; None if there is none. Raises OSError, and ValueError if a slot is damaged."""
     try:
         content = read_private(os.path.join(directory, ANCHOR), 2 * _SLOT)
@@ -61,16 +156,16 @@ def read(directory: str) -> Anchor | None:
     return Anchor(_slot(content[:_SLOT]), _slot(content[_SLOT:]))
 
 
-def write(directory: str, sequence: int, digest: str, seal: str, size: int, boot: str, *, lasting: bool = False) -> None:
+def write_anchor(directory: str, sequence: int, digest: str, seal: str, size: int, boot: str, *, lasting: bool = False) -> None:
     """Set the first slot and, for an entry forced to the disk, the second. Raises OSError."""
     descriptor = os.open(f"{directory}/{ANCHOR}", _FLAGS, 0o600)
     try:
-        put(descriptor, sequence, digest, seal, size, boot, lasting=lasting)
+        put_anchor(descriptor, sequence, digest, seal, size, boot, lasting=lasting)
     finally:
         os.close(descriptor)
 
 
-def put(descriptor: int, sequence: int, digest: str, seal: str, size: int, boot: str, *, lasting: bool) -> None:
+def put_anchor(descriptor: int, sequence: int, digest: str, seal: str, size: int, boot: str, *, lasting: bool) -> None:
     """Set the slots of an open anchor.
 
     A slot is one write within one page: a process that dies leaves the old slot or the new one.
@@ -82,13 +177,13 @@ def put(descriptor: int, sequence: int, digest: str, seal: str, size: int, boot:
         os.fsync(descriptor)
 
 
-def begin(directory: str, digest: str, seal: str, boot: str) -> None:
+def _begin_anchor(directory: str, digest: str, seal: str, boot: str) -> None:
     """Make the anchor of a ledger that has no entry yet. Raises OSError.
 
     It names the hash before the first entry, so an emptied anchor differs from a new one.
     """
     make_private(directory)
-    write(directory, 0, digest, seal, 0, boot)
+    write_anchor(directory, 0, digest, seal, 0, boot)
 
 
 def boot_id() -> str:
@@ -118,19 +213,19 @@ def _slot(content: bytes) -> Anchored | None:
     return Anchored(int(sequence), digest, seal, int(size), boot)
 
 
-def missing(path: str, directory: str, descriptor: int, size: int, head: Head, boot: str, seal: Seal) -> Gap | None:
+def missing_entries(path: str, directory: str, descriptor: int, size: int, head: Head, boot: str, seal: Seal) -> Gap | None:
     """Return the `Gap` to record first; None if nothing is missing. Makes the anchor of a new ledger.
 
     Raises `LedgerBroken` if the ledger must not be continued, OSError if the anchor cannot be read or made.
     """
     try:
-        anchor = read(directory)
+        anchor = read_anchor(directory)
     except ValueError as error:
         raise LedgerBroken(f"the anchor of the ledger {path} cannot be read: {error}", hint=_HINT) from None
     if anchor is None:
         if head.sequence:
             raise LedgerBroken(f"the ledger {path} has entries, and its anchor in {directory} is gone", hint=_HINT)
-        begin(directory, START, sealed(bytes.fromhex(START), seal), boot)
+        _begin_anchor(directory, START, sealed(bytes.fromhex(START), seal), boot)
         return None
     furthest = anchor.furthest
     if furthest is None:

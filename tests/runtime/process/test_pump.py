@@ -10,7 +10,7 @@ import pytest
 
 from agent_sandbox.kernel import guest_setup
 from agent_sandbox.kernel.wire import INPUTS, READY
-from agent_sandbox.runtime.process.report import GuestReport, Reply
+from agent_sandbox.runtime.process.pump import GuestReport, Reply
 
 
 @pytest.fixture

@@ -11,12 +11,11 @@ from agent_sandbox import Sandbox
 from agent_sandbox.assembly import registry
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.run import Session
-from agent_sandbox.engine.runtimes import Runtimes
+from agent_sandbox.engine.runtimes import AUTO, Registry, Runtimes
 from agent_sandbox.engine.work import Code, Work
 from agent_sandbox.errors import PolicyError, RuntimeUnavailable
 from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.policy.model import locked
-from agent_sandbox.runtime.registry import AUTO, Registry
 from agent_sandbox.runtime.router.route import explain
 from agent_sandbox.testing import FakeRuntime
 from tests.registries import registry_of

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox.engine.languages import NATIVE, prepare, tools
+from agent_sandbox.engine.plan_launch import NATIVE, prepare, tools
 from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.kernel.elf import loader_of
 from agent_sandbox.runtime.base import PythonCode, Script
