@@ -14,7 +14,7 @@ import pytest
 from agent_sandbox import Denied, PolicyError, Sandbox, SandboxError, Workspace, shell
 from agent_sandbox.assembly import here
 from agent_sandbox.engine.simulation.risk import Level
-from agent_sandbox.workspace.originals.capture import TICK_NS
+from agent_sandbox.workspace.originals.runs import TICK_NS
 from tests.e2e.program import tree
 
 

@@ -16,7 +16,7 @@ from agent_sandbox.workspace import clone_inventory
 from agent_sandbox.workspace.changes import Change, ChangeSet, Kind
 from agent_sandbox.workspace.drift import Drifted, DriftKind, DriftReport, LookBudget, MovedOn, NotMoved, Verdict, judge, look_for_drift
 from agent_sandbox.workspace.nodes import EntryType, Node
-from agent_sandbox.workspace.originals.capture import TICK_NS
+from agent_sandbox.workspace.originals.runs import TICK_NS
 from agent_sandbox.workspace.read_tracking import Reads
 from agent_sandbox.workspace.reality import Base, Fingerprint, look
 from tests.workspace.layers.overlays import in_namespace

@@ -21,7 +21,7 @@ from agent_sandbox.policy.model import CLONED_LIMITS, MIB, cloned
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from agent_sandbox.workspace import stored_sandbox as module
 from agent_sandbox.workspace.layers import history, image
-from agent_sandbox.workspace.originals.capture import TICK_NS
+from agent_sandbox.workspace.originals.runs import TICK_NS
 from agent_sandbox.workspace.store import SandboxState, Store
 from agent_sandbox.workspace.stored_sandbox import Stored
 
@@ -227,6 +227,16 @@ def test_a_power_cut_is_said_by_the_next_run(state: SandboxState, run: Run) -> N
     Path(state.image + ".lost").touch()  # as `image.attach` does when it finds an image that was not unmounted
     assert module.LOST in run("cat file").notes
     assert module.LOST not in run("cat file").notes
+
+
+def test_what_is_written_right_before_a_run_has_a_base(state: SandboxState, run: Run, project: Path) -> None:
+    """A program writes a file and runs something at once: what was there before is known all the same."""
+    for number in range(10):
+        (project / "file").write_text(f"before {number}")
+        run("echo after > file")
+        base = Stored(state).bases()[str(project / "file")]
+        assert base.known and base.kept, number
+        state.reset()
 
 
 def let_the_clock_tick() -> None:

@@ -16,7 +16,7 @@ from agent_sandbox._fast.values import dataclass, field, replace
 from agent_sandbox.workspace.changes import Change, ChangeSet
 from agent_sandbox.workspace.clone_inventory import Inventory, NoInventory, open_inside
 from agent_sandbox.workspace.nodes import EntryType
-from agent_sandbox.workspace.originals.capture import TICK_NS
+from agent_sandbox.workspace.originals.runs import TICK_NS
 from agent_sandbox.workspace.read_tracking import Reads
 from agent_sandbox.workspace.reality import Base, Bases, Fingerprint, Reality, alike, digest_of, look
 

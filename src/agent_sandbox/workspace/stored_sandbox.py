@@ -21,7 +21,7 @@ from agent_sandbox.workspace.durable import explained
 from agent_sandbox.workspace.layers import history
 from agent_sandbox.workspace.layers.history import History, HistoryStep, Present, Snapshot, layer_targets
 from agent_sandbox.workspace.layers.image import LEAST_CAPACITY, TRASH, Growth, acknowledge_loss, attach, opened
-from agent_sandbox.workspace.originals.runs import begin, end, has_run
+from agent_sandbox.workspace.originals.runs import TICK_NS, begin, end, file_clock_ns, has_run
 from agent_sandbox.workspace.store import SandboxState
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 TIDYING_SECONDS = 0.05  # spent at the end of a run
 LOST = "the machine stopped while this sandbox was in use: what was written to it last may be lost"
+_PART_OF_A_TICK = 0.0005  # seconds
 
 
 @dataclass(frozen=True)
@@ -185,8 +186,6 @@ class Stored:
 
     def _clone_anew(self, masks: Collection[str], changed: float) -> None:
         """Renew the clone time and the inventory. Waits, so that our own writes until `changed` are older than the clone."""
-        from agent_sandbox.workspace.originals.capture import TICK_NS
-
         time.sleep(max(0.0, TICK_NS / 1e9 - (time.monotonic() - changed)))
         self.remember_names(masks)
 
@@ -231,6 +230,7 @@ class Stored:
 
     def for_run(self, limit_bytes: int | None, until_the_end: ExitStack) -> ForRun:
         """Prepare its layers for a run with this disk limit. Call it with the lock held. The exit stack releases them after the run."""
+        asked = file_clock_ns()
         prepared = self.state.prepare(limit_bytes)
         present = prepared.present
         if not present.used:
@@ -238,7 +238,8 @@ class Stored:
             present = self._save(replace(self.state.history(), used=True))
         if len(present.chain) > history.LONGEST_CHAIN:
             present = self._shorten()
-        now = time.time_ns()
+        while (now := file_clock_ns()) <= asked:  # then all that was written before we were asked is older than the run
+            time.sleep(_PART_OF_A_TICK)
         since = begin(self.state.bases, (*present.chain[::-1], present.active), now_ns=now)
         if not self.state.stacking:
             return ForRun(OnDisk(self.state.layers, str(present.active)), present, prepared.notes, None, since, now)

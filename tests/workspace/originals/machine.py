@@ -29,8 +29,8 @@ class Machine:
 
     def begin(self, generations: tuple[int, ...] = (1,)) -> int:
         """A run begins, and the clock has ticked since anything was changed."""
-        now = max(time.time_ns(), *(path.lstat().st_ctime_ns for path in (self.data, *self.data.rglob("*")))) + 2 * capture.TICK_NS
-        while time.time_ns() < now + capture.TICK_NS:
+        now = max(time.time_ns(), *(path.lstat().st_ctime_ns for path in (self.data, *self.data.rglob("*")))) + 2 * runs.TICK_NS
+        while time.time_ns() < now + runs.TICK_NS:
             pass
         self.began = now
         self.since = runs.begin(self.directory, generations, now_ns=now)

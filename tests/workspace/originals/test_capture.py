@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,7 +17,7 @@ from agent_sandbox.kernel import syscalls
 from agent_sandbox.workspace.beneath import TooMany
 from agent_sandbox.workspace.nodes import EntryType
 from agent_sandbox.workspace.originals import files, runs
-from agent_sandbox.workspace.originals.capture import Budget, Captured
+from agent_sandbox.workspace.originals.capture import Budget, Captured, OriginalsWriter
 from agent_sandbox.workspace.reality import Base
 from tests.workspace.layers.overlays import in_namespace
 from tests.workspace.originals.machine import Machine
@@ -285,3 +287,16 @@ def test_a_full_disk_of_the_store_is_said_and_leaves_the_run_unfinished(machine:
         assert "/data/file" not in files.recall(machine.directory, [1])
 
     in_namespace(body)
+
+
+@pytest.mark.parametrize(
+    ("ctime", "unmoved"), [(7_999_999_999, True), (8_000_000_001, False), (7_000_000_000, False), (5_000_000_000, True)]
+)
+def test_a_time_in_whole_seconds_proves_nothing_about_the_last_two(tmp_path: Path, ctime: int, unmoved: bool) -> None:
+    contents = files.ContentWriter(str(tmp_path), 1, 0)
+    writer = OriginalsWriter(
+        str(tmp_path), 1, 0, 8_000_000_000, files.Recalled(lambda: iter(())), "", frozenset(), Budget(), time.time_ns, contents
+    )
+    status = SimpleNamespace(st_ctime_ns=ctime)
+    assert writer.unmoved(status) is unmoved  # type: ignore[arg-type]
+    assert writer.unmoved(None)

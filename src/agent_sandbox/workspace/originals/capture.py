@@ -32,12 +32,10 @@ from agent_sandbox.workspace.durable import explained
 from agent_sandbox.workspace.nodes import EntryType
 from agent_sandbox.workspace.originals import files
 from agent_sandbox.workspace.originals.files import ContentWriter, Recalled
-from agent_sandbox.workspace.originals.runs import append, spell_done
+from agent_sandbox.workspace.originals.runs import TICK_NS, append, spell_done
 from agent_sandbox.workspace.reality import SETTLED_NS, Base, Fingerprint, Reality, digest_of, look
 
 _FLUSH = 1 << 20
-# The kernel stamps file times with a clock that ticks every few milliseconds and lags by up to one tick.
-TICK_NS = 20_000_000
 _ORIGIN = struct.Struct("=BBBBB16s")  # struct ovl_fb: version, magic, length, flags, handle type, filesystem; the handle follows
 
 
@@ -100,7 +98,11 @@ class OriginalsWriter:
 
     def unmoved(self, status: os.stat_result | None) -> bool:
         """Return whether an entry is unchanged since the run began. None means no entry, which is unchanged."""
-        return status is None or status.st_ctime_ns < self.before
+        if status is None:
+            return True
+        # Some filesystems keep whole seconds, or two of them: then a later change may have an earlier time.
+        rounded = 0 if status.st_ctime_ns % 1_000_000_000 else 2_000_000_000
+        return status.st_ctime_ns + rounded < self.before
 
     def keep(self, path: str, real: int | None, name: str, status: os.stat_result | None, place: RealDirectory, masked: bool) -> None:
         """Add the base of one path. `real` is its directory, `status` the status of the entry."""
@@ -273,9 +275,8 @@ def keep(
     """
     budget = budget or Budget()
     contents = ContentWriter(directory, generation, budget.kept)
-    keeper = OriginalsWriter(
-        directory, generation, began_ns, since_ns - TICK_NS, already, prefix, frozenset(masks), budget, now_ns, contents
-    )
+    before_ns = since_ns if since_ns == began_ns else since_ns - TICK_NS  # an earlier version took the start of a run from a finer clock
+    keeper = OriginalsWriter(directory, generation, began_ns, before_ns, already, prefix, frozenset(masks), budget, now_ns, contents)
     try:
         with explained(f"keep in {directory!r} what is real"):
             for target, upper in uppers:

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 
 from agent_sandbox.workspace.durable import explained, sync_directory
 
 RUN, DONE = b'{"run":', b'{"done":'
 _TAIL = 64  # bytes; a `done` line is shorter
+# The kernel stamps file times with a clock that ticks every few milliseconds and lags by up to one tick.
+TICK_NS = 20_000_000
+_REALTIME_COARSE = 5  # CLOCK_REALTIME_COARSE of linux/time.h: that clock
+
+
+def file_clock_ns() -> int:
+    """Return the time on the clock that the kernel stamps files with.
+
+    A file that changes later has this ctime or a later one. One that changed before has an earlier ctime, or the same in the same tick.
+    """
+    return time.clock_gettime_ns(_REALTIME_COARSE)
 
 
 def file_of(directory: str, generation: int) -> str:
@@ -19,8 +31,8 @@ def file_of(directory: str, generation: int) -> str:
 def begin(directory: str, generations: Sequence[int], *, now_ns: int) -> int:
     """Record that a run begins on these generations, the active one last. Return the time by which its bases are judged.
 
-    That is now, unless an earlier run on them ended without its bases being kept. Paths first covered by that run cannot be told apart from
-    those of this run, so its start counts.
+    `now_ns` is a time of the clock that stamps files: see `file_clock_ns`. The result is that, unless an earlier run on them ended without
+    its bases being kept. Paths first covered by that run cannot be told apart from those of this run, so its start counts.
     """
     with explained(f"begin a run in {directory!r}"):
         try:
