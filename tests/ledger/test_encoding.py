@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from agent_sandbox.ledger.encoding import decode, encode, sealed
+from agent_sandbox.ledger.encoding import decode, encode, is_suspicious, sealed
 from agent_sandbox.ledger.event import LONGEST_TEXT, Cut, Event, Intent, OutcomeEvent, RefusalEvent, Torn
 from tests.ledger.samples import SEAL, intent
 
@@ -37,6 +37,7 @@ def there_and_back(event: Event) -> Event:
 @given(st.dictionaries(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), fact, max_size=4), text)
 @example({"a": "\ud83d\ude00"}, "\ud83d\ude00\n")
 def test_any_facts_are_one_line_and_read_back_equal(facts: dict[str, Any], words: str) -> None:
+    assume(not is_suspicious(words) and not is_suspicious(repr(facts)))  # what may be a secret is not written as it is
     refusal = RefusalEvent(facts, words, words, words, words)
     assert there_and_back(refusal) == refusal
     outcome = OutcomeEvent(3, "done", facts)
