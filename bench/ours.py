@@ -95,7 +95,9 @@ def clone_of(project: Path) -> Call:
     if not project.is_dir():
         raise Missing(f"there is no {project}")
     state = os.path.realpath(here().host.state)
-    masks = default_masks(homes=here().host.homes, homes_of_others=here().host.homes_of_others, projects=[str(project)], state_dir=state)
+    masks = default_masks(
+        homes=here().host.homes, homes_of_others=here().host.homes_of_others, projects=[str(project)], state_dirs=(state,)
+    )
     gate = Gate(cloned(masks=masks), here().ledger(), clock=time.time)
     session = Session(gate, only(here().process()), project=str(project))
     work = Work(Command(("true",)), {**ENVIRONMENT, "HOME": here().host.home}, cwd=str(project))

@@ -245,9 +245,14 @@ class Assembly:
 
     def masks_for(self, project: str) -> tuple[Mask, ...]:
         """Return the default masks of a project: the paths that its sandboxes hide."""
-        host = self.host
-        state, keys = os.path.realpath(host.state), os.path.realpath(host.keys)
-        return default_masks(homes=host.homes, homes_of_others=host.homes_of_others, projects=(project,), state_dir=state, keys_dir=keys)
+        host, others = self.host, self.host.unchosen()
+        return default_masks(
+            homes=host.homes,
+            homes_of_others=host.homes_of_others,
+            projects=(project,),
+            state_dirs=map(os.path.realpath, (host.state, others.state)),
+            keys_dirs=map(os.path.realpath, (host.keys, others.keys)),
+        )
 
     def runtimes(self, wish: str, registry: Registry | None = None) -> Runtimes:
         """Return the runtimes of a registry. `wish` is the name of one, or "auto".

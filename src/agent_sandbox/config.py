@@ -221,12 +221,13 @@ class SandboxConfig:
         if not (self.allow_file_read or self.allow_file_write):
             allowed = ()
         projects = {*map(anchor, allowed), sys.prefix}
+        host = here().host
         masks = default_masks(
-            homes=here().host.homes,
-            homes_of_others=here().host.homes_of_others,
+            homes=host.homes,
+            homes_of_others=host.homes_of_others,
             projects=projects,
-            state_dir=here().host.state,
-            keys_dir=here().host.keys,
+            state_dirs=(host.state, host.unchosen().state),
+            keys_dirs=(host.keys, host.unchosen().keys),
         )
         for secret in self.reveal:
             pattern = parse(_path(secret), home=home)

@@ -199,3 +199,22 @@ def test_shared_directories_of_others_can_be_written_to_in_the_clone(shell: Shel
     name = f"/var/tmp/from-a-clone-{os.urandom(8).hex()}"
     assert shell("run", f"mkdir {name} && echo made > {name}/file && cat {name}/file").stdout == b"made\n"
     assert not os.path.exists(name)
+
+
+@pytest.mark.parametrize("elsewhere", [{}, {"XDG_STATE_HOME": "here", "XDG_DATA_HOME": "here"}])
+def test_the_default_places_of_state_and_keys_are_hidden_also_when_others_are_in_use(
+    shell: Shell, tmp_path: Path, elsewhere: dict[str, str]
+) -> None:
+    home = tmp_path / "home"
+    places = (".local/share/agent-sandbox/keys/key", ".local/state/agent-sandbox/ledger.jsonl", ".local/share/other/key")
+    for place in places:
+        (home / place).parent.mkdir(parents=True, exist_ok=True)
+        (home / place).write_text("CANARY")
+    chosen = {name: str(tmp_path / value) for name, value in elsewhere.items()}
+    for value in chosen.values():
+        (Path(value) / "agent-sandbox").mkdir(parents=True, exist_ok=True)
+        (Path(value) / "agent-sandbox/ledger.jsonl").write_text("CANARY")
+    inside = Shell(shell.cwd, {**shell.env, **chosen, "HOME": str(home)})
+    for place in (*places[:2], *(f"{value}/agent-sandbox/ledger.jsonl" for value in chosen.values())):
+        assert b"CANARY" not in inside("run", f"cat {home / place}").stdout
+    assert inside("run", f"cat {home / places[2]}").stdout == b"CANARY", "what is not ours is there"

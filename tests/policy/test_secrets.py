@@ -9,7 +9,7 @@ from agent_sandbox.policy.secrets import default_masks, names_a_secret, reveal
 
 STATE = "/home/u/.local/state/agent-sandbox"
 MASKS = default_masks(
-    homes=["/home/u"], homes_of_others=["/root", "/", "/home/v", "/srv/git"], projects=["/home/u/app", "/home/v/lib"], state_dir=STATE
+    homes=["/home/u"], homes_of_others=["/root", "/", "/home/v", "/srv/git"], projects=["/home/u/app", "/home/v/lib"], state_dirs=(STATE,)
 )
 PATHS = [mask.path for mask in MASKS]
 
@@ -88,12 +88,12 @@ def test_a_variable_that_is_called_like_a_secret_is_taken_for_one() -> None:
     ]
 
 
-@pytest.mark.parametrize("state", [None, STATE], ids=["no state", "a state elsewhere"])
-def test_keys_outside_the_state_are_hidden_by_a_mask_of_their_own(state: str | None) -> None:
-    masks = default_masks(homes=[], state_dir=state, keys_dir="/home/u/.config/keys")
+@pytest.mark.parametrize("states", [(), (STATE,)], ids=["no state", "a state elsewhere"])
+def test_keys_outside_the_state_are_hidden_by_a_mask_of_their_own(states: tuple[str, ...]) -> None:
+    masks = default_masks(homes=[], state_dirs=states, keys_dirs=("/home/u/.config/keys",))
     assert "/home/u/.config/keys" in [mask.path for mask in masks]
 
 
 def test_keys_inside_the_state_are_hidden_with_it() -> None:
-    masks = default_masks(homes=[], state_dir=STATE, keys_dir=f"{STATE}/keys")
+    masks = default_masks(homes=[], state_dirs=(STATE,), keys_dirs=(f"{STATE}/keys",))
     assert [mask.path for mask in masks if mask.path.startswith(STATE)] == [STATE]

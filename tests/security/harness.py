@@ -154,7 +154,7 @@ class Box:
         return json.loads(outcome.stdout)
 
     def _policy(self) -> Policy:
-        masks = default_masks(homes=[str(self.home)], projects=[str(self.project)], state_dir=str(self.project.parent / "state"))
+        masks = default_masks(homes=[str(self.home)], projects=[str(self.project)], state_dirs=(str(self.project.parent / "state"),))
         return self.policy or cloned(masks=masks, limits=self.limits)
 
     def _run(self, what: Code | Command, work: dict[str, Any]) -> Outcome:

@@ -60,6 +60,7 @@ IN_HOME: dict[str, tuple[str, ...]] = {
         *(".local/state/less/history", ".local/share/mc/history"),
     ),
     "access to the desktop": (".Xauthority", ".ICEauthority"),
+    "the sandbox's own state and keys": (".local/state/agent-sandbox", ".local/share/agent-sandbox"),  # also when others are in use
 }
 
 ABSOLUTE: dict[str, tuple[str, ...]] = {
@@ -104,14 +105,14 @@ def default_masks(
     homes: Iterable[str],
     homes_of_others: Iterable[str] = (),
     projects: Iterable[str] = (),
-    state_dir: str | None = None,
-    keys_dir: str | None = None,
+    state_dirs: Iterable[str] = (),
+    keys_dirs: Iterable[str] = (),
 ) -> tuple[Mask, ...]:
     """Return everything hidden by default, sorted by path, each path once.
 
     In the user's own homes, certain names are hidden. Another user's home is hidden as a whole, unless it contains, or lies in, one of our
     own homes or a project other than `/`, or lies in a shared directory (`/opt`, `/srv`, `/var/www`): then the same names are hidden.
-    `state_dir` is the product's own state: other runs, layers and the ledger. `keys_dir` has the ledger's key.
+    `state_dirs` hold the product's own state: other runs, layers and the ledger. `keys_dirs` have the ledger's key.
     """
     own, used = list(map(normalise, homes)), list(map(normalise, projects))
     masks: dict[str, Mask] = {}
@@ -127,12 +128,12 @@ def default_masks(
     _add(masks, ABSOLUTE, "/")
     for project in used:
         _add(masks, IN_PROJECT, project)
-    if state_dir is not None:
-        path = normalise(state_dir)
+    states = list(map(normalise, state_dirs))
+    for path in states:
         masks[path] = Mask(path, "the sandbox's own state and other runs")
-    if keys_dir is not None and not (state_dir is not None and contains(normalise(state_dir), normalise(keys_dir))):
-        path = normalise(keys_dir)
-        masks[path] = Mask(path, "the keys of the sandbox's own record")
+    for path in map(normalise, keys_dirs):
+        if not any(contains(state, path) for state in states):
+            masks[path] = Mask(path, "the keys of the sandbox's own record")
     return tuple(masks[path] for path in sorted(masks))
 
 

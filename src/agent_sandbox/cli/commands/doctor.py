@@ -79,7 +79,7 @@ def _in_a_place_of_its_own(attempt: Callable[[str], Trial]) -> Trial:
 
 def _launch(layers: Layers) -> Trial:
     state, keys = os.path.realpath(here().host.state), os.path.realpath(here().host.keys)
-    policy = cloned(masks=default_masks(homes=here().host.homes, state_dir=state, keys_dir=keys))
+    policy = cloned(masks=default_masks(homes=here().host.homes, state_dirs=(state,), keys_dirs=(keys,)))
     runtime = ProcessRuntime(single_threaded=True)
 
     def attempt() -> ProcessGuest:
