@@ -110,7 +110,8 @@ class ToolCalls(Attachment):
 
     def ended(self, guest: Guest, completed: Completed, outcome: Outcome) -> Outcome:
         """Add the errors of the tools to the outcome, and reset for the next turn."""
-        outcome = replace(outcome, tool_errors=tuple(self.errors))
+        if self.errors:
+            outcome = replace(outcome, tool_errors=tuple(self.errors))
         self.renew()
         return outcome
 

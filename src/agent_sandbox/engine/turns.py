@@ -105,11 +105,12 @@ class InterpreterTurns:
         if said is not None:
             try:
                 code, value, described = _understood(said)
-                end = replace(end, code=code)
+                end = end if code == end.code else replace(end, code=code)
             except ValueError as error:
                 end, said = Exit(137, ExitReason.GARBLED, 9, end.limits_hit, end.usage), None
                 opened.guest.refused = f"it ended its turn with an invalid value: {error}"
-        outcome = Outcome.of(replace(completed, exit=end), opened.guest, opened.route, allow, opened.notes)
+        completed = completed if end is completed.exit else replace(completed, exit=end)
+        outcome = Outcome.of(completed, opened.guest, opened.route, allow, opened.notes)
         outcome = self._attached.ended(opened.guest, completed, outcome)
         outcome = replace(outcome, seconds=time.monotonic() - began)
         if said is None:
