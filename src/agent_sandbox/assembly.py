@@ -163,11 +163,12 @@ class Assembly:
         on_busy: Callable[[Busy], None] | None = None,
         beside: Callable[[Callable[[], None]], None] | None = None,
         early: EarlyLook | None = None,
+        asked_ns: int | None = None,
     ) -> Session:
         """Return a session to run work in: on a stored sandbox if there is a `state`, else on throw-away layers. See `Session`."""
         from agent_sandbox.engine.run import Session
 
-        return Session(gate, runtimes, project=project, state=state, on_busy=on_busy, beside=beside, early=early)
+        return Session(gate, runtimes, project=project, state=state, on_busy=on_busy, beside=beside, early=early, asked_ns=asked_ns)
 
     def inbox(
         self,

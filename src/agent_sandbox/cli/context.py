@@ -20,6 +20,7 @@ from agent_sandbox.policy.model import CLONED_LIMITS, Limits, Policy, ProgramRul
 from agent_sandbox.policy.paths import PathPattern, parse
 from agent_sandbox.policy.secrets import reveal
 from agent_sandbox.workspace.changes import Change, ChangeSet
+from agent_sandbox.workspace.originals.runs import file_clock_ns
 from agent_sandbox.workspace.project import Project, find_project
 from agent_sandbox.workspace.store import SandboxState, Store, sandbox_id
 from agent_sandbox.workspace.stored_sandbox import Stored
@@ -146,6 +147,7 @@ class Opening:
 
 def session_for(options: CommandOptions, console: Console, runtimes: Runtimes, on_busy: Callable[[Busy], None]) -> Opening:
     """Return a session on the project's sandbox; for a diff, a plan or with --throw-away on a throw-away one."""
+    asked = file_clock_ns()
     sandbox = None if options.throw_away or options.diff or options.simulate else current(options.project)
     project = sandbox.project if sandbox else project_of(options.project)
     (policy, early), lifted = _governed(options.policy, project, console), None
@@ -163,6 +165,7 @@ def session_for(options: CommandOptions, console: Console, runtimes: Runtimes, o
         on_busy=on_busy if options.wait else None,
         beside=in_a_child,
         early=early,
+        asked_ns=asked,
     )
     return Opening(session, sandbox, project, lifted)
 

@@ -42,7 +42,8 @@ class Session:
     """A gate, runtimes, and the layers to run on: throw-away ones, or those of a stored sandbox. Safe to use from many threads.
 
     If a stored sandbox is in use, `on_busy` is called with its user and `run` waits; without it, `run` raises `Busy`. `beside` runs slow
-    work in the background; without it, that is done before the run. `early` checks code before it runs.
+    work in the background; without it, that is done before the run. `early` checks code before it runs. `asked_ns` is when a single
+    run was asked for: see `Stored.for_run`.
     """
 
     gate: Gate
@@ -53,6 +54,7 @@ class Session:
     on_busy: Callable[[Busy], None] | None = None
     beside: Callable[[Callable[[], None]], None] | None = None
     early: EarlyLook | None = None
+    asked_ns: int | None = None
 
     def __post_init__(self) -> None:
         self._planner = LaunchPlanner(self.gate.policy, self.project, self.look)
@@ -112,7 +114,15 @@ class Session:
         if self.state is not None:
             from agent_sandbox.engine.stored_run import StoredRun  # throw-away runs do without
 
-            stored = StoredRun(self.state, self.gate, ends, command=title(work), on_busy=self.on_busy, beside=self.beside)
+            stored = StoredRun(
+                self.state,
+                self.gate,
+                ends,
+                command=title(work),
+                on_busy=self.on_busy,
+                beside=self.beside,
+                asked_ns=self.asked_ns,
+            )
             layers, run, attachments = stored.layers, stored.since_ns, (*attachments, stored)
         if work.watch_reads:
             attachments = (*attachments, ReadTracking(self.state, run))

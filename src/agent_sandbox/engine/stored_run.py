@@ -33,6 +33,7 @@ class StoredRun(Attachment):
         command: str,
         on_busy: Callable[[Busy], None] | None,
         beside: Callable[[Callable[[], None]], None] | None,
+        asked_ns: int | None = None,
     ) -> None:
         """Lock the sandbox and prepare its layers, until the stack ends. `command` is shown to others who want the lock.
 
@@ -43,7 +44,7 @@ class StoredRun(Attachment):
         self._stored = Stored(state)
         self._masks = [mask.path for mask in gate.policy.files.masks]
         recovery = _recover(self._stored, gate)
-        self._prepared = self._stored.for_run(gate.policy.limits.disk_bytes, ends)
+        self._prepared = self._stored.for_run(gate.policy.limits.disk_bytes, ends, asked_ns)
         self._notes = (*recovery, *self._prepared.notes)
         self._shown: frozenset[str] = frozenset()
         self._open_layers: int | None = None

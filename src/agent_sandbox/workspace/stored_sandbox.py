@@ -228,9 +228,12 @@ class Stored:
             carry(other.bases, before.layers[::-1], into)
         history.save(other.path, history.History(active=into, used=True, next=into + 1))
 
-    def for_run(self, limit_bytes: int | None, until_the_end: ExitStack) -> ForRun:
-        """Prepare its layers for a run with this disk limit. Call it with the lock held. The exit stack releases them after the run."""
-        asked = file_clock_ns()
+    def for_run(self, limit_bytes: int | None, until_the_end: ExitStack, asked_ns: int | None = None) -> ForRun:
+        """Prepare its layers for a run with this disk limit. Call it with the lock held. The exit stack releases them after the run.
+
+        `asked_ns` is when the run was asked for, by `file_clock_ns`; now if None. Files written before that are older than the run.
+        """
+        asked = file_clock_ns() if asked_ns is None else asked_ns
         prepared = self.state.prepare(limit_bytes)
         present = prepared.present
         if not present.used:
