@@ -79,7 +79,7 @@ class Watch:
     def count_processes(self, *, ended: bool = False) -> None:
         """Note whether the process limit is reached. `ended`: the main program has just ended, and is counted as one more process.
 
-        Without a cgroup the kernel refuses a process above the limit, but does not count refusals. So compare the number of tasks with it.
+        Without a cgroup the kernel refuses a process above the limit, but does not count refusals. So the number of tasks decides.
         """
         if self.processes is not None and not self.crowded:
             self.crowded = usage.task_count() + ended >= self.processes
