@@ -141,8 +141,7 @@ def _watch(watch: Watch, control: socket.socket, keeper: int, supervisor: int) -
     farewell_fd = watch.farewell
     for fd in (woken, control.fileno(), keeper, supervisor, *([] if farewell_fd is None else [farewell_fd])):
         poller.register(fd, select.POLLIN)
-    # Rehearse poll and report once, while nobody waits for the result: the second time is faster, because the memory pages are our own
-    # then.
+    # Rehearse poll and report once, while nobody waits for the result: the second time is faster, because memory pages are our own then.
     poller.poll(0)
     wire.pack(watch.report(0, *watch.look(), 0.0))
     began = time.monotonic()

@@ -332,8 +332,8 @@ def make_room_for_descriptors(asked: int | None) -> int:
     """Raise the caller's limit on open files as far as allowed. Return the guest's limit: `asked`, capped at the old hard limit.
 
     The kernel bounds the descriptors in flight through unix sockets by *the sender's* limit, and counts those of all processes of the user
-    together, in every namespace. A guest can exhaust this bound: it sends descriptors to itself and never receives them. If our limit was
-    the same as the guest's, we could then pass no descriptor.
+    together, in every namespace. A guest can exhaust this bound: it sends descriptors to itself and never receives them. With
+    the guest's limit we could then pass no descriptor, so our own limit is higher.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:

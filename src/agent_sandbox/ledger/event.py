@@ -1,8 +1,7 @@
 """The event types of the ledger, and the summary of an entry in common words.
 
 An intent without an outcome means that the process ended in between: the action may or may not have happened. An outcome says exactly how
-the action of its intent ended.
-`sandbox` names the sandbox concerned, where there is one.
+the action of its intent ended. `sandbox` names the sandbox concerned, where there is one.
 
 The log, the exports and the audit view share the summary, so that they agree.
 """

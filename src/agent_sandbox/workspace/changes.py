@@ -135,7 +135,7 @@ def is_noise(path: str) -> bool:
 
 
 def place_of(path: str, project: str) -> str:
-    """Return the group of a change: `project`, `elsewhere` or `noise`. A project is not noise because it lies below /var/tmp.
+    """Return the group of a change: `project`, `elsewhere` or `noise`. A project below /var/tmp is `project` all the same.
 
     >>> place_of("/var/tmp/app/x", "/var/tmp/app"), place_of("/var/tmp/y", "/var/tmp/app")
     ('project', 'noise')

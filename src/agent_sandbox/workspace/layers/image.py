@@ -1,4 +1,4 @@
-"""The image of a sandbox of root: one ext4 in one file. The image is the disk quota, and the own filesystem that stacked layers need.
+"""The image of a sandbox of root: one ext4 in one file. It is the disk quota. It is also the separate filesystem that stacked layers need.
 
     <generation>/<key>/{upper,work,target}     see `layers.history`
     trash/                                     generations being removed
