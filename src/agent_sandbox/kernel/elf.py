@@ -1,7 +1,7 @@
 """A reader of program files: the loader and libraries of an ELF file, the interpreter of a script, and the loader's cache.
 
-It reads the machine's own files, never a guest's. For an unreadable or unknown file it names no loader and no library. Only files that it
-names are made executable. It knows 64-bit little-endian files only, as on the machines whose system calls are known.
+It reads the machine's own files, never a guest's. For an unreadable or unknown file it names no loader and no library, so no
+further file becomes executable. It knows 64-bit little-endian files only, as on the machines whose system calls are known.
 """
 
 from __future__ import annotations

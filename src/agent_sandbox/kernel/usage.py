@@ -333,7 +333,7 @@ def make_room_for_descriptors(asked: int | None) -> int:
 
     The kernel bounds the descriptors in flight through unix sockets by *the sender's* limit, and counts those of all processes of the user
     together, in every namespace. A guest can exhaust this bound: it sends descriptors to itself and never receives them. With
-    the guest's limit we could then pass no descriptor, so our own limit is higher.
+    the guest's limit we could then pass no descriptor, so we raise our own limit if we may.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
