@@ -2,11 +2,11 @@
 
 A cgroup limits all processes of a run together, counts their total usage, and kills them at one stroke. Machines differ: one v2 tree, v1
 with a tree per controller, or both ("hybrid", where v2 has no controllers but can still kill a whole group at once). `find` is pure;
-`offer` examines a directory and enables the controllers it may. `probe` finds out by a live try which controllers work here.
+`offer` examines a directory and enables its controllers where that is permitted. `probes.control_group` tries which limits work here.
 
-A run's cgroup is one directory in each hierarchy that it needs. A limit that cannot be enforced is left out and named in `missing`; the
-caller decides whether that is acceptable. A `Cgroup` with no directories is a valid value that does nothing. The name of a cgroup names its
-keeper, so that a later start can tell an abandoned one from one in use, without a registry that could be lost.
+A run's cgroup is one directory in each hierarchy that the run needs. A limit that cannot be enforced is left out and named in `missing`;
+the caller decides whether that is acceptable. A `Cgroup` with no directories is a valid value that does nothing. The name of a cgroup names
+its keeper, so that a later start can tell an abandoned cgroup from a cgroup in use, without a registry that could be lost.
 
 Used between fork and exec by a small single-threaded process, so everything is plain reads and writes. The first `join` after a pause can
 take 15 ms, because the kernel waits for all CPUs before it moves a process: join ahead of time where that matters.
@@ -27,7 +27,7 @@ from agent_sandbox.kernel.mountinfo import Mount
 
 PREFIX = "agent-sandbox-"
 LIMITING = frozenset({"memory", "pids"})  # the controllers that limit a run
-_USED = LIMITING | {"cpuacct", "freezer"}  # and, on v1, those that count and stop it
+_USED = LIMITING | {"cpuacct", "freezer"}  # also the v1 controllers that count a run's CPU time and freeze it
 _PATIENCE = 1.0  # seconds for killed processes to die, and for zombies to go
 _PAUSE = 0.002
 _LARGEST_REQUEST = 1 << 20  # bytes; the kernel's largest indivisible allocation is well below
@@ -36,7 +36,7 @@ _MOST_DIRECTORIES = 5000  # examined in one sweep
 
 @dataclass(frozen=True)
 class Hierarchy:
-    """One cgroup tree. `controllers` are those attached on v1; on v2 they differ per directory and are read there."""
+    """One cgroup tree. On v1, `controllers` are those of the tree. On v2 it is empty, because each directory has its own controllers."""
 
     version: int
     controllers: frozenset[str]
@@ -47,8 +47,8 @@ class Hierarchy:
     def places(self) -> tuple[str, ...]:
         """The directories to create a cgroup in, best first.
 
-        v1 nests anywhere. On v2 a cgroup with processes, such as the caller's, cannot give controllers to its children ("no internal
-        processes", cgroups(7)) unless it is the root; a sibling of the caller can have them.
+        On v1 a cgroup can be made anywhere. On v2 a cgroup that contains processes cannot give controllers to its children ("no internal
+        processes", cgroups(7)); only the root can. The caller's cgroup contains the caller, so a sibling of it is the second choice.
         """
         other = self.top if self.version == 1 or self.own == self.top else os.path.dirname(self.own)
         return (self.own,) if other == self.own else (self.own, other)
@@ -108,7 +108,10 @@ def is_forgotten(name: str) -> bool:
 
 
 def offer(hierarchy: Hierarchy, place: str) -> tuple[frozenset[str] | None, str]:
-    """Return the controllers of a cgroup made in `place`, None if no process could enter it; and why limiting ones are missing."""
+    """Return the controllers that a new cgroup in `place` has, and the reason why a limiting controller is missing, or "".
+
+    The controllers are None if this process may move no process into such a cgroup.
+    """
     if hierarchy.version == 1:
         return hierarchy.controllers, ""
     # Moving a process needs write access to cgroup.procs of the common ancestor, which is `place` itself for both a child and a sibling.
@@ -162,7 +165,10 @@ def _pid_namespace() -> int:
 
 
 def _own_directory(mount: Mount, path: str) -> str:
-    """Return the directory of cgroup `path`. In a container the mount may show only a part of the tree, or the path leave it ("/..")."""
+    """Return the directory of cgroup `path`.
+
+    In a container the mount may show only a part of the tree. If the path lies outside that part (or contains "/.."), return the top.
+    """
     root = mount.root.rstrip("/")
     if "/.." in path or not (path + "/").startswith(root + "/"):
         return mount.target
@@ -181,7 +187,7 @@ class Part:
 
 @dataclass(frozen=True)
 class GroupUsage:
-    """The total usage of a run, zero where no controller counts it; and which of "memory" and "processes" ran out (`hit`)."""
+    """The total usage of a run. A value that no controller counts is zero. `hit` names which of "memory" and "processes" ran out."""
 
     cpu_seconds: float = 0.0
     peak_memory_bytes: int = 0
@@ -303,10 +309,11 @@ def create(
     unique: str = "run",
     hierarchies: tuple[Hierarchy, ...] | None = None,
 ) -> Cgroup:
-    """Make a cgroup with these limits, as far as this machine permits. A limit it does not permit is in `missing`, not raised.
+    """Make a cgroup with these limits, as far as this machine permits. A limit that cannot be set raises nothing; `missing` names it.
 
-    The memory limit includes swap where the kernel counts swap per cgroup. The cgroup belongs to `keeper`, by default the caller: once that
-    process is gone, a sweep may remove it. `unique` distinguishes several of one keeper. Raises ProcessLookupError without that keeper.
+    The memory limit includes swap where the kernel counts swap per cgroup. The cgroup belongs to the process `keeper`, by default the
+    caller. Once the keeper is gone, a sweep may remove the cgroup. `unique` distinguishes several cgroups of one keeper. Raises
+    ProcessLookupError if there is no process `keeper`.
     """
     group = group_name(os.getpid() if keeper is None else keeper, unique)
     parts: list[Part] = []
@@ -336,7 +343,10 @@ def create(
 
 
 def _adds_something(hierarchy: Hierarchy, parts: list[Part]) -> bool:
-    """Return whether a directory there adds anything to these parts. v2 always does: it counts CPU time and kills, even without limits."""
+    """Return whether a directory in this hierarchy adds anything to these parts.
+
+    A v2 directory always does: it counts CPU time and can kill all its processes, even without limits.
+    """
     wanted = LIMITING.difference(*(part.controllers for part in parts))
     if not any(os.path.exists(f"{part.path}/cgroup.kill") for part in parts):
         wanted |= {"freezer"}
@@ -346,7 +356,7 @@ def _adds_something(hierarchy: Hierarchy, parts: list[Part]) -> bool:
 
 
 def _make(hierarchy: Hierarchy, name: str) -> tuple[Part | None, str]:
-    """Make a directory in the place of this hierarchy that offers the most controllers. Return it, and why there are not more."""
+    """Make a directory in the place of this hierarchy that offers the most controllers. Return it, and why it has no more of them."""
     offers = [(place, *offer(hierarchy, place)) for place in hierarchy.places]
     reason = next((why for _, _, why in reversed(offers) if why), "")
     for place, controllers, _ in sorted(offers, key=lambda offer: -len(offer[1] or ())):

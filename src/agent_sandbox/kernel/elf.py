@@ -1,7 +1,7 @@
 """A reader of program files: the loader and libraries of an ELF file, the interpreter of a script, and the loader's cache.
 
-It reads the machine's own files, never a guest's. An unreadable or unknown file yields nothing, which is never a permission: a file that is
-not named is not made executable. 64-bit little-endian only, as on the machines whose system calls are known.
+It reads the machine's own files, never a guest's. For an unreadable or unknown file it names no loader and no library, so no
+further file becomes executable. It knows 64-bit little-endian files only, as on the machines whose system calls are known.
 """
 
 from __future__ import annotations
@@ -97,7 +97,10 @@ def _places(paths: Sequence[bytes], origin: str) -> Iterator[str]:
 
 
 def loader_of(binary: str) -> tuple[str, ...]:
-    """Return the dynamic loader of a program, as named and as real path: the kernel executes that file too. Empty if it has none."""
+    """Return the path of a program's dynamic loader, as the program names it and resolved. The kernel executes the loader too.
+
+    Empty if the program has no loader.
+    """
     parsed = read(binary)
     return tuple(dict.fromkeys((parsed.loader, os.path.realpath(parsed.loader)))) if parsed is not None and parsed.loader else ()
 
@@ -113,7 +116,10 @@ def interpreter_of(script: str) -> tuple[str, ...]:
 
 
 def cached_libraries(content: bytes) -> dict[bytes, list[bytes]]:
-    """Return the paths of every library in the loader's cache, by name; variants give several. Empty without a valid cache."""
+    """Return the paths of every library in the loader's cache, by name. A library with variants has several paths.
+
+    Empty if the content is not a valid cache.
+    """
     cache = content[max(content.find(_CACHE_MAGIC), 0) :]
     if not cache.startswith(_CACHE_MAGIC):
         return {}

@@ -1,14 +1,13 @@
 """Guest setup, from fork to the guest's program: two processes, each with fewer privileges than the one before.
 
-    init     pid 1 of the guest's namespaces, a child of the keeper. Builds the view while it may, drops all privileges, then watches and
-             ends the run.
+    init     pid 1 of the guest's namespaces, a child of the keeper. Builds the view, drops all privileges, then watches and ends the run.
     guest    the program: own session, three descriptors, no capabilities, Landlock, seccomp. Only now does it receive the program to run.
 
 The request names paths, ids and limits. Code, environment and input travel on the payload socket, which only the guest reads: init never
 holds them. Everything here runs after fork in a process with one thread.
 
-Init sends one byte, whose credentials tell the supervisor its pid. The supervisor moves init into its cgroup while init builds the view
-(the kernel may wait for all CPUs before it moves a process), and writes its id map on request.
+Init sends one byte, whose credentials tell the supervisor init's pid. The supervisor moves init into the run's cgroup while init builds the
+view, because the kernel may wait for all CPUs before it moves a process. It writes init's id map when init asks for the map.
 """
 
 from __future__ import annotations
@@ -54,7 +53,10 @@ class Seat:
 
 @dataclass(frozen=True)
 class Identity:
-    """The identity of this process's guests. As root, `userns` maps the machine's ids upwards by `shift`; without root, `ids` are kept."""
+    """The identity of this keeper's guests.
+
+    For a keeper that is root, `userns` maps the machine's ids upwards by `shift`. Without root, guests have the uid and gid in `ids`.
+    """
 
     root: bool
     hierarchies: tuple[cgroups.Hierarchy, ...] = ()
@@ -78,7 +80,7 @@ def become_init(seat: Seat, identity: Identity, program: Program) -> NoReturn:
         wire.close_others({seat.control.fileno(), seat.payload.fileno(), seat.supervisor, seat.keeper, *seat.stdio, *userns})
         seat.control.send(HERE)
         request, _ = wire.receive(seat.control)
-        request["open_files"] = usage.make_room_for_descriptors(request["open_files"])  # while root is still allowed to
+        request["open_files"] = usage.make_room_for_descriptors(request["open_files"])  # before root is given up: only root may raise it
         settings = os.open("/proc/sys/user", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # read-only in the view
         plan = mount_plan.decode(request["plan"])
         site, layers = _build_view(identity, plan)
@@ -140,7 +142,10 @@ def _build_view(identity: Identity, plan: mount_plan.MountPlan) -> tuple[Site, i
 
 
 def _give_up_identity(identity: Identity, control: socket.socket) -> None:
-    """Enter the guest's user namespace, inside the owner of its mounts, network and processes. Raises EOFError without a supervisor."""
+    """Enter the guest's own user namespace. It lies inside the user namespace that owns the guest's mounts, network and processes.
+
+    Raises EOFError if the supervisor has gone.
+    """
     uid, gid = identity.ids
     sc.unshare(sc.CLONE_NEWUSER)
     control.send(HERE)
@@ -223,7 +228,7 @@ def _refuse(error: BaseException) -> NoReturn:
 
 
 def _default_signals() -> None:
-    # Python catches SIGINT. Its own namespace cannot signal a pid 1 without signal handlers.
+    # Processes of its namespace can send pid 1 only signals for which pid 1 has a handler. Python has one for SIGINT.
     for number in _handled_signals:
         signal.signal(number, signal.SIG_DFL)
     for reserved in RESERVED_SIGNALS:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 TICK = 0.05  # seconds between checks of limits that the kernel does not enforce
 SLOW_TICK = 1.0  # seconds between checks that the guest has ended, in case SIGCHLD is lost
-LINGER, MOMENT = 0.05, 0.002  # seconds that init stays: at most after its report, and after the supervisor has closed its end
+LINGER, MOMENT = 0.05, 0.002  # seconds that init stays: at most LINGER after its report, MOMENT after the supervisor closed its end
 FORGOTTEN = 900.0  # seconds after which a guest that never gets GO is ended
 
 
@@ -32,7 +32,7 @@ class Watch:
     """The guest's main program, and the limits that no kernel object enforces here: they are checked every tick."""
 
     def __init__(self, guest: int, request: dict[str, Any], layers: int, private: Iterable[str], farewell: int | None) -> None:
-        """Take the view's own tmpfs directories as `private`, and as `farewell` the pipe on which a guest reports its end."""
+        """Prepare the checks. `private` are the view's own tmpfs directories; `farewell` is the pipe on which a guest reports its end."""
         self.guest = guest
         self.farewell = farewell
         self.read_afterwards = request["readable"]
@@ -66,7 +66,7 @@ class Watch:
         return int(status)
 
     def look(self) -> tuple[str, str]:
-        """Return the reason to end the run and the limit reached. If none was, return "exited" and an empty string."""
+        """Return the reason to end the run and the limit that was reached. If no limit was reached, return "exited" and an empty string."""
         if self.interval != TICK:
             return "exited", ""
         if self.cpu is not None and self._meter.seconds() > self.cpu:
@@ -77,9 +77,9 @@ class Watch:
         return "exited", ""
 
     def count_processes(self, *, ended: bool = False) -> None:
-        """Note whether the process limit is reached. `ended`: the main program has just ended, and held one of the places.
+        """Note whether the process limit is reached. `ended`: the main program has just ended, and is counted as one more process.
 
-        Without a cgroup the kernel refuses a process above the limit but does not count refusals, so only the number of tasks tells.
+        Without a cgroup the kernel refuses a process above the limit, but does not count refusals. So the number of tasks decides.
         """
         if self.processes is not None and not self.crowded:
             self.crowded = usage.task_count() + ended >= self.processes
@@ -102,7 +102,7 @@ class Watch:
         }
 
     def _met(self) -> list[str]:
-        """Return the limits that were reached without ending the run. The program was refused something; the caller should know why."""
+        """Return the limits that were reached without ending the run. The kernel refused the program something; the caller learns why."""
         return [name for name, met in (("disk", self._full()), ("processes", self.crowded)) if met]
 
     def _full(self) -> bool:
@@ -141,7 +141,7 @@ def _watch(watch: Watch, control: socket.socket, keeper: int, supervisor: int) -
     farewell_fd = watch.farewell
     for fd in (woken, control.fileno(), keeper, supervisor, *([] if farewell_fd is None else [farewell_fd])):
         poller.register(fd, select.POLLIN)
-    # Rehearse poll and report once, while nothing waits for them: the second time is faster, because the memory pages are our own by then.
+    # Rehearse poll and report once, while nobody waits for the result: the second time is faster, because memory pages are our own then.
     poller.poll(0)
     wire.pack(watch.report(0, *watch.look(), 0.0))
     began = time.monotonic()
@@ -182,11 +182,11 @@ def _watch(watch: Watch, control: socket.socket, keeper: int, supervisor: int) -
     watch.count_processes(ended=status is not None)
     # Background processes end with the main program, and before the supervisor learns that the run is over.
     last = _end_everything(guest, wait=not took_farewell or watch.read_afterwards)
-    if watch.farewell is not None:  # its end was noticed before its farewell was read
+    if watch.farewell is not None:  # the guest's end was noticed before its farewell was read
         watch.take_farewell()
     status = last if status is None else status
     if reason == "killed" and status != signal.SIGKILL:
-        reason, hit = "exited", ""  # it had already ended by itself when the order came
+        reason, hit = "exited", ""  # the program had already ended by itself when the order came
     return watch.report(status, reason, hit, wall)
 
 
@@ -213,11 +213,11 @@ def _reap(guest: int) -> int | None:
 
 
 def _end_everything(guest: int, *, wait: bool) -> int:
-    """Kill every other process of the namespace. Return the main program's status, SIGKILL if it was not reaped here.
+    """Kill every other process of the namespace. Return the main program's status, or SIGKILL if this function did not reap the program.
 
-    With `wait`, return once they are gone: all are our descendants, so no child means no process. A killed process runs no further, but a
-    reader of its files needs it gone. A guest of ours that has sent its farewell is not waited for: the kernel takes longer to free its
-    memory than most programs take to run.
+    With `wait`, return once all processes are gone. All are descendants of init: when init has no child, no other process exists. A killed
+    process executes nothing more, but a reader of the run's files needs the process gone. Without `wait`, return at once: the kernel takes
+    longer to free a guest's memory than most programs take to run.
     """
     status = int(signal.SIGKILL)
     if not wait:

@@ -1,12 +1,12 @@
 """The keeper: parent of every run's init, from the fork into new namespaces until the run's cgroup is removed.
 
-Of a run it knows the number and, for layers kept on disk, their path and size limit. Paths, limits, code, environment and input pass
-through descriptors that it does not read, so no data of one run can be in the memory of the next.
+The keeper knows the number of a run and, for layers kept on disk, their path and size limit. All other paths, limits, code, environment and
+input pass through descriptors that the keeper does not read. So no data of one run can be in the memory of the next.
 
-Its inits end with it: the kernel sends them the parent-death signal, and each holds the far end of a pipe of the keeper. The keeper ends
-when its supervisor closes the link or dies, and only after its runs have ended: it dies last. One thread.
+The inits end with the keeper: the kernel sends them the parent-death signal, and each init holds the far end of a pipe of the keeper. The
+keeper ends when its supervisor closes the link or dies, and only after all runs have ended. It has one thread.
 
-An init is reaped, and its pid free for reuse, only after the supervisor has said that it is done with the run.
+The keeper reaps an init, and so frees its pid for reuse, only after the supervisor has said that it is done with the run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NAMESPACES = sc.CLONE_NEWPID | sc.CLONE_NEWNET | sc.CLONE_NEWIPC | sc.CLONE_NEW
 
 @dataclass
 class _Run:
-    """One run. `pid` is its init's: 0 once reaped, or if the fork failed."""
+    """One run. `pid` is the pid of its init; 0 once init was reaped, or if the fork failed."""
 
     pid: int
     watched: _Watched | None = None
@@ -46,7 +46,7 @@ class _Run:
 
 @dataclass
 class _Watched:
-    """Layers on disk, their size limit, and the descriptor on which to report that they exceed it."""
+    """Layers on disk, their size limit, and the descriptor (`tell`) on which to report that the layers exceed the limit."""
 
     layers: str
     limit: int
@@ -206,7 +206,10 @@ def _polled(poller: select.poll, patience: float | None) -> dict[int, int]:
 
 
 def _disk_bytes(path: str) -> int:
-    """Return the bytes in a tree. One that cannot be measured, for example because it is gone, exceeds every limit: its run ends alone."""
+    """Return the bytes in a tree.
+
+    For a tree that cannot be measured, for example because it is gone, return more than any limit. Then this run ends, and no other.
+    """
     try:
         directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

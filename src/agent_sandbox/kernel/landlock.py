@@ -90,7 +90,7 @@ def plan(
 ) -> Ruleset:
     """Return the rules for a guest on a kernel with this ABI. Reading is never restricted.
 
-    `writable`: files can be written, created, moved or removed only beneath these paths and /dev. None leaves writing to the view.
+    `writable`: files can be written, created, moved or removed only beneath these paths and /dev. None: only the view decides.
     `executable`: only these files, and files beneath these directories, can be executed. The kernel also executes a program's loader and a
     script's interpreter, so list them too.
     `contents`: used if `writable` is None. File contents can be changed only beneath these paths. Leave out /proc, through which a process
@@ -136,7 +136,7 @@ def enforce(ruleset: Ruleset) -> None:
 
 
 def restrict(*, writable: Sequence[str] | None, executable: Sequence[str] | None) -> tuple[str, ...]:
-    """Plan for this kernel and enforce. Return the names of the protections it is too old for."""
+    """Plan the rules for this kernel and enforce them. Return the names of the protections that the kernel is too old for."""
     ruleset = plan(version=abi(), writable=writable, executable=executable)
     enforce(ruleset)
     return ruleset.left_out

@@ -4,15 +4,15 @@ A loop device shows a regular file as a disk. It is attached with "autoclear": t
 mount are gone, however their owners ended, so a kill leaves nothing behind. The device keeps the open file description it was given, and
 with it the caller's flock: that lock lasts until the device is detached.
 
-An image has its final size from the start, but its disk has allocated blocks only for the part outside the ballast, a file of ours in the
-image. To give a sandbox more room, first allocate the disk blocks under the end of the ballast, then truncate the ballast: at any moment,
-while guests write, in a few milliseconds. So nothing is ever written where the disk has not promised a block; a full disk would break the
-filesystem in the image. To give it less, the ballast grows into the free space. Resizing the filesystem can do neither while it is in use
-without CAP_SYS_RESOURCE, which root in a container lacks.
+The ballast is a file of ours in the image. The image has its final size from the start, but the disk has allocated blocks only for the part
+outside the ballast. To give a sandbox more room, first allocate the disk blocks under the end of the ballast, then truncate the ballast.
+This takes a few milliseconds and is possible at any moment, also while guests write. Every block that a guest can write is allocated on the
+disk; otherwise a full disk would break the filesystem in the image. To give a sandbox less room, grow the ballast into the free space.
+Resizing a filesystem that is in use needs CAP_SYS_RESOURCE instead, which root in a container lacks.
 
 A second file, the spare, is released for a moment when a view is built in an image that a guest has filled: overlays need directories.
 
-Only `mount_detached` needs ctypes. A run does not load it, because its init mounts the device itself.
+Only `mount_detached` needs ctypes. The start of a run does not call it, because the run's init mounts the device itself.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def attach(file: int) -> LoopDevice:
 
 
 def find(file: tuple[int, int]) -> LoopDevice | None:
-    """Return the loop device of a file, given by device and inode, or None. It stays attached while the result is open."""
+    """Return the loop device of a file, given by device and inode, or None. The loop device stays attached while the result is open."""
     for name in os.listdir(_DEVICES):
         if name.startswith("loop") and os.path.exists(f"{_DEVICES}/{name}/loop"):
             try:
@@ -92,10 +92,10 @@ def backing(fd: int) -> tuple[int, int]:
 
 
 def mount_detached(device: str) -> int:
-    """Mount the ext4 of a device without attaching it. Return a descriptor of its top directory. Raises OSError.
+    """Mount the ext4 filesystem of a device at no path. Return a descriptor of its top directory. Raises OSError.
 
-    It is unmounted when that descriptor, and all opened through it, are closed. Programs, devices and setuid bits on it have no effect. A
-    journal left by a power cut is replayed.
+    The filesystem is unmounted when that descriptor, and every descriptor opened through it, are closed. Programs, devices and setuid bits
+    on it have no effect. The kernel replays a journal that a power cut left.
     """
     from agent_sandbox.kernel import syscalls as sc
 
@@ -158,7 +158,7 @@ def fill(top: int, image_bytes: int, keep_bytes: int) -> list[tuple[int, int]]:
     with _opened(top, BALLAST) as ballast:
         if free > keep_bytes:
             os.posix_fallocate(ballast.fileno(), 0, _blocks(free - keep_bytes, space.f_frsize))
-        os.fsync(ballast.fileno())  # its blocks have no place before
+        os.fsync(ballast.fileno())  # before this, its blocks have no place on the filesystem
         return complement(extents(ballast.fileno()), image_bytes)
 
 
@@ -170,7 +170,7 @@ def used_bytes(top: int) -> int:
 
 
 def restrict(top: int, limit_bytes: int) -> None:
-    """Grow the ballast until no more is free than the limit allows."""
+    """Grow the ballast until the free space is at most the part of the limit that is not used yet."""
     space = os.fstatvfs(top)
     surplus = space.f_bavail * space.f_frsize - max(0, limit_bytes - used_bytes(top))
     if surplus < space.f_frsize:
@@ -180,7 +180,7 @@ def restrict(top: int, limit_bytes: int) -> None:
 
 
 def give(top: int, image: int, wanted_bytes: int) -> int:
-    """Shrink the ballast to give the sandbox more room. Return the bytes given. Raises OSError, giving none, if the disk is full."""
+    """Shrink the ballast to give the sandbox more room. Return the bytes given. Raises OSError if the disk is full; then none are given."""
     block = os.fstatvfs(top).f_frsize
     with _opened(top, BALLAST) as ballast:
         size = os.fstat(ballast.fileno()).st_size
@@ -194,7 +194,7 @@ def give(top: int, image: int, wanted_bytes: int) -> int:
 
 
 def make_room_for_directories(top: int) -> None:
-    """Release the spare if nearly nothing is free. `take_spare` takes it back."""
+    """Release the spare if less than its size is free. `take_spare` takes it back."""
     space = os.fstatvfs(top)
     if space.f_bavail * space.f_frsize < SPARE_BYTES:
         with _opened(top, SPARE) as spare:
@@ -202,7 +202,7 @@ def make_room_for_directories(top: int) -> None:
 
 
 def take_spare(top: int) -> None:
-    """Take back the part of the spare that was released and not needed."""
+    """Allocate a released spare again, if enough space is free."""
     with _opened(top, SPARE) as spare, suppress(OSError):
         if os.fstat(spare.fileno()).st_size < SPARE_BYTES:
             os.posix_fallocate(spare.fileno(), 0, SPARE_BYTES)

@@ -1,4 +1,4 @@
-"""Memory: map an image once and move it into place in each fork without copying, and the memory available now."""
+"""Memory: map an image once, move it into place in each fork without copying, and measure the memory available now."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 def map_privately(fd: int, size: int) -> int:
     """Map a file privately for reading and return the address. Costs nothing until touched. Raises OSError.
 
-    Not yet writable: the kernel would charge all of it as data to every fork (RLIMIT_DATA).
+    The mapping is not writable yet: the kernel would charge a writable mapping in full, as data, to every fork (RLIMIT_DATA).
     """
     address: int | None = _libc.mmap(None, size, _PROT_READ, _MAP_PRIVATE | _MAP_NORESERVE, fd, 0)
     return _place(address, "mmap")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.")
 _LONGEST_NAME = 255
-DIGEST = "~"  # prefix of the digest of a longer one; a quoted path begins with %2F instead
+DIGEST = "~"  # prefix of the digest that replaces a longer name; a quoted path begins with %2F instead
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class PathMask:
 
 @dataclass(frozen=True)
 class ThrowAway:
-    """Upper layers on a tmpfs, gone with the run. Its size is the disk limit."""
+    """Upper layers on a tmpfs that is gone after the run. The size of the tmpfs is the disk limit."""
 
     size_bytes: int
 
@@ -65,9 +65,9 @@ class OnDisk:
 
 @dataclass(frozen=True)
 class InImage:
-    """Upper layers in an attached image: one generation is written, those below it are frozen. The image is the disk limit.
+    """Upper layers in an attached image. The run writes to one generation; the generations below it are frozen.
 
-    Files in it belong to the same ids as in `OnDisk`.
+    The space in the image is the disk limit. Files in the image belong to the same ids as in `OnDisk`.
     """
 
     path: str  # of the image, for display
@@ -112,7 +112,7 @@ class Overlay:
     links: tuple[tuple[str, str], ...] = ()  # and for links, each with its target
     stand_ins: tuple[str, ...] = ()  # directories of other owners that the guest may write to; see `workspace.view.plan`
     writable: bool = True
-    # True: a failed mount fails the plan. False: show an empty directory and note it, or show nothing if the source has gone by then.
+    # True: a failed mount fails the plan. False: show an empty directory and note it, or show nothing if the source has gone meanwhile.
     required: bool = True
 
     def describe(self) -> str:
@@ -147,7 +147,7 @@ class Bind:
     kind: ClassVar[str] = "bind"
     source: str
     target: str
-    required: bool = True  # if the file has gone by then: fail, otherwise leave it out
+    required: bool = True  # True: a file that has gone meanwhile fails the plan. False: the view does not show it
 
     def describe(self) -> str:
         return f"bind file {self.source} on {self.target} [read-only]"
@@ -284,7 +284,7 @@ class MountPlan:
 
 
 def encode(plan: MountPlan) -> bytes:
-    """Return the plan as bytes. Cached in the plan, because it is launched many times."""
+    """Return the plan as bytes. The plan caches them, because one plan is launched many times."""
     encoded: bytes | None = plan.__dict__.get("_encoded")
     if encoded is None:
         layers = (type(plan.layers).__name__, _plain(vars(plan.layers)))

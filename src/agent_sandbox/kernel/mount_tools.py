@@ -35,7 +35,7 @@ class Site:
     count: int = 0
     executable: bool = True  # whether files on the mounts can be executed
     uppers: str = "u"  # parent of the upper layers
-    frozen: tuple[str, ...] = ()  # the same of earlier generations, uppermost first
+    frozen: tuple[str, ...] = ()  # parents of the upper layers of earlier generations, uppermost first
 
     def number(self) -> int:
         """Return a fresh number for a layer directory."""
@@ -69,7 +69,10 @@ def directory_for(target: str) -> Iterator[str]:
 
 @contextmanager
 def file_for(target: str) -> Iterator[str]:
-    """Yield such a path for a file, created empty if missing. Raises OSError if it is not a regular file."""
+    """Yield a path for mounting on a file of the view, creating an empty file if missing. Raises OSError if it is not a regular file.
+
+    The walk and the path are as in `directory_for`.
+    """
     parent = _walk(os.path.dirname(target))
     try:
         name = os.path.basename(target)
@@ -105,9 +108,9 @@ def _walk(target: str, *, make: bool = True) -> int:
 
 
 def bind_code(paths: Sequence[str], site: Site) -> Iterator[str]:
-    """Bind files of the machine over themselves in the view, to make them executable. Yield those that exist in the view.
+    """Bind files of the machine over the same files of the view, to make them executable. Yield the files that exist in the view.
 
-    A file that an earlier run removed or replaced with a link is not restored, because that would change the view; it is noted instead.
+    A file that an earlier run removed or replaced with a link is not restored, because that would change the view; a note names the file.
     Hundreds of files lie in a handful of directories, so each directory is walked once.
     """
     parents: dict[str, int | None] = {}
@@ -162,7 +165,10 @@ def attach_clone(source: str, place: str, userns: int | None, *, writable: bool,
 
 @contextmanager
 def clone_of(source: str, userns: int | None, *, writable: bool, executable: bool = True) -> Iterator[int]:
-    """Yield a descriptor of such a copy, not yet attached. Raises `MountedBelow` if the kernel refuses the copy because of submounts."""
+    """Yield a descriptor of a private copy of one mount, without its submounts and not yet attached.
+
+    Raises `MountedBelow` if the kernel refuses the copy because of submounts.
+    """
     try:
         fd = sc.open_tree(source, sc.OPEN_TREE_CLONE)
     except OSError as error:
@@ -236,17 +242,17 @@ def _make_upper(upper: str, like: str) -> None:
 
 
 def make_layer(path: str, like: str, shift: int = 0) -> None:
-    """Make an empty layer with the mode and owner of `like`: an overlay shows those of its uppermost layer."""
+    """Make an empty layer with the mode and owner of `like`: an overlay shows the mode and owner of its uppermost layer."""
     os.mkdir(path, 0o700)
     look_like(path, os.stat(like), shift)
 
 
 def fill_mask_layer(layer: str, lower: str, masks: Sequence[PathMask], site: Site, *, stand_ins: Sequence[str] = ()) -> None:
-    """Fill a mask layer: a whiteout or an empty opaque directory per mask, and parents with the mode and owner of the real ones.
+    """Fill a mask layer: a whiteout or an empty opaque directory per mask, and parents with the mode and owner of the real parents.
 
-    If parents are missing, the topmost missing one gets the whiteout: a directory that does not exist must not appear. Most of the hundreds
-    of masked paths do not exist, so each parent is examined once. Wider masks come before narrower ones. Raises OSError otherwise, and if a
-    link has taken the place of a parent.
+    If parents are missing, the topmost missing parent gets the whiteout: a directory that does not exist must not appear. Most of the
+    hundreds of masked paths do not exist, so each parent is examined once. Wider masks must come before narrower masks. Raises OSError if
+    the order is wrong, or if a link has taken the place of a parent.
     """
     parents: dict[str, bool] = {"": True}  # True: made in the layer; False: hidden as a whole, or not a directory
 
@@ -314,7 +320,7 @@ def copy_entry(source: int, entry: str, place: str, shift: int) -> None:
 
 
 def look_like(path: str, real: os.stat_result, shift: int = 0) -> None:
-    """Give a directory or file of a layer the mode and owner of a real one, as far as permitted."""
+    """Give a directory or file of a layer the mode and owner of a real directory or file, as far as permitted."""
     mode = stat.S_IMODE(real.st_mode) & 0o1777
     try:
         os.chown(path, real.st_uid + shift, real.st_gid + shift)

@@ -101,7 +101,11 @@ def aliases(mounts: Iterable[Mount], path: str) -> list[str]:
 
 
 class _Lookup:
-    """Path lookup by the kernel's rule: from a mount and a directory, step onto the mount with this parent and target; repeat."""
+    """Path lookup by the kernel's rule.
+
+    At each directory of the path, step onto the mount that has the current mount as parent and this directory as target. Repeat this there
+    until no such mount exists.
+    """
 
     def __init__(self, mounts: tuple[Mount, ...]) -> None:
         ids = {mount.id for mount in mounts}
@@ -170,7 +174,7 @@ def _text(field: bytes) -> str:
 
 
 def _unescaped(part: bytes) -> bytes:
-    """Decode the text after a backslash: three octal digits and the rest. The kernel escapes its backslashes so; others stay."""
+    """Decode the text after a backslash: three octal digits become one byte. A backslash without three octal digits stays."""
     digits = part[:3]
     octal = len(digits) == 3 and digits[0] in b"0123" and all(digit in b"01234567" for digit in digits)
     return bytes((int(digits, 8),)) + part[3:] if octal else b"\\" + part

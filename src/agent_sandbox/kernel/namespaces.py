@@ -1,8 +1,8 @@
-"""Namespaces and capabilities(7): user namespaces, the private mount namespace with its new root, a loopback device; and the power kept.
+"""Namespaces and capabilities(7): user namespaces, the private mount namespace with its new root, the loopback device, dropped privileges.
 
-Ownership is the point. The mount, pid, network, ipc and uts namespaces belong to the user namespace in which they are made: the machine's
-own as root, an outer one of ours without root. The guest then enters a user namespace of its own *inside* that one, so even a guest with
-every capability of its namespace has none over its mounts, its network or its init.
+Ownership is the point. The mount, pid, network, ipc and uts namespaces belong to the user namespace in which they are made. As root, that
+is the machine's user namespace; without root, an outer user namespace of ours. The guest then enters its own user namespace *inside* the
+owner. So even a guest with every capability of its own user namespace has no power over its mounts, its network or its init.
 
 Capabilities are dropped for good, with every way by which a program started later could regain them. A kept capability applies to the
 process's user namespace. In a guest's own namespace it covers the guest's own ids, mounts and network, and has no effect on the host.
@@ -74,10 +74,10 @@ def make_id_mapping() -> int:
 
 
 def bound_kernel_objects(settings: int) -> None:
-    """Limit the kernel objects of a guest that the kernel counts per user, so that it cannot use up its starter's allowance.
+    """Limit the kernel objects that the kernel counts per user, so that a guest cannot use up the allowance of the user who started it.
 
-    `settings` is a descriptor of /proc/sys/user and is closed here. Lookups there refer to the user namespace of the caller. If it is
-    read-only, as in most containers, the starter's limit stays.
+    `settings` is a descriptor of /proc/sys/user and is closed here. The files in it refer to the user namespace of the caller. If they are
+    read-only, as in most containers, only that user's own limit applies.
     """
     for name, most in (("max_inotify_instances", INOTIFY_INSTANCES), ("max_inotify_watches", INOTIFY_WATCHES)):
         try:
@@ -102,7 +102,7 @@ def enter_private_mounts() -> None:
 
 def enter_root() -> None:
     """Make `r`, below the current directory, the root of this mount namespace, and detach everything else."""
-    # pivot_root(".", ".") stacks the old root on the new one, so it needs no directory of its own (pivot_root(2)).
+    # pivot_root(".", ".") stacks the old root on the new root, so the old root needs no directory of its own (pivot_root(2)).
     os.chdir("r")
     sc.pivot_root(".", ".")
     sc.umount2(".", sc.MNT_DETACH)
@@ -132,8 +132,9 @@ def drop_capabilities() -> None:
 def keep_capabilities(names: Collection[str]) -> None:
     """Limit this thread, and programs it executes as user 0 of its user namespace, to these capabilities.
 
-    Other users have none: leaving user 0 drops them, and under no_new_privs they do not come back. A capability that the kernel is too old
-    for is left out. Raises KeyError for an unknown name, and OSError (EPERM) without CAP_SETPCAP or if the thread itself lacks one.
+    A process that leaves user 0 loses these capabilities, and under no_new_privs it does not regain them. A capability that the kernel is
+    too old for is left out. Raises KeyError for an unknown name. Raises OSError (EPERM) if the thread lacks CAP_SETPCAP or one of these
+    capabilities.
     """
     numbers = frozenset(CAPABILITIES[name] for name in names)
     known = _narrow_bounding_set(numbers)
@@ -142,14 +143,17 @@ def keep_capabilities(names: Collection[str]) -> None:
 
 
 def assert_capabilities(names: Collection[str]) -> None:
-    """Raise OSError (EPERM) if this thread has any other capability. A second check where a guest begins, to stop a mistake there."""
+    """Raise OSError (EPERM) if this thread has a capability that is not in `names`: a last check before a guest begins."""
     left = syscalls.capget() & ~sum(1 << CAPABILITIES[name] for name in names)
     if left:
         raise OSError(errno.EPERM, f"capabilities are left: {left:#x}")
 
 
 def _narrow_bounding_set(keep: frozenset[int]) -> int:
-    """Drop all others and return the number of capabilities the kernel knows. Asks the kernel: /proc may not be mounted yet."""
+    """Drop all capabilities except `keep` from the bounding set. Return the number of capabilities that the kernel knows.
+
+    That number is found by asking the kernel, because /proc may not be mounted yet.
+    """
     number = 0
     while True:
         try:

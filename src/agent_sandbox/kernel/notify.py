@@ -1,8 +1,8 @@
 """Observation of a guest: some of its system calls, its DNS queries, and the files it opens.
 
-System calls and queries: the guest installs a notifying seccomp filter once and hands the listener to the supervisor, keeping no copy.
-Init, while it still may, opens sockets on port 53 of the guest's own network, which has no way out; the supervisor answers on them.
-`NotifyListener` is the supervisor's end.
+System calls: the guest installs a notifying seccomp filter once and hands the listener to the supervisor, keeping no copy. `NotifyListener`
+is the supervisor's end. DNS queries: before it drops its privileges, init opens sockets on port 53 of the guest's own network, which has no
+way out. The supervisor answers on these sockets.
 
 This observes; it is not a wall. The memory behind a call's arguments is read while the call waits, and read again by the kernel when it
 continues: another thread may have changed it in between. Nothing is refused here, and no protection may depend on the observation.
@@ -98,7 +98,7 @@ def take_listener(pid: int, number: int) -> int:
         raise OSError(error.errno, f"this host does not let a run be observed: {error.strerror}") from error
     finally:
         os.close(handle)
-    # Caller and listener take turns, so the kernel may keep both on one core (Linux 6.6). Without this it is slower.
+    # Caller and listener take turns, so the kernel may keep both on one core (Linux 6.6). Without this flag every call takes longer.
     with suppress(OSError):
         fcntl.ioctl(listener, _SET_FLAGS, _SYNC_WAKE_UP)
     return listener
@@ -126,7 +126,10 @@ class NotifyListener:
         return cookie, pid, self._names.get(number, ""), arguments
 
     def go_on(self, call: Call) -> bool:
-        """Let the call continue. Return False if its caller has gone or was interrupted: then data read from the pid may be foreign."""
+        """Let the call continue. Return False if its caller has gone or was interrupted.
+
+        After False, memory read through the call's pid may belong to another process.
+        """
         try:
             fcntl.ioctl(self.fd, _SEND, _ANSWER.pack(call[0], 0, 0, _CONTINUE))
         except OSError as error:
@@ -215,7 +218,7 @@ class Overflow(Exception):
 
 
 def watch_opens(path: str) -> int:
-    """Return a descriptor that reports files opened from now on on the filesystem at `path`. The caller closes it. Raises OSError."""
+    """Return a descriptor that reports each file of the filesystem at `path` opened from now on. The caller closes it. Raises OSError."""
     flags = FAN_CLOEXEC | FAN_NONBLOCK | FAN_UNLIMITED_QUEUE
     group = check(libc.fanotify_init(ctypes.c_uint(flags), ctypes.c_uint(_EVENT_FLAGS)), "fanotify_init")
     try:
@@ -230,8 +233,7 @@ def watch_opens(path: str) -> int:
 def opened(group: int) -> Iterator[str]:
     """Yield the paths of files opened since the last call, as named in the opener's namespace, until none is left.
 
-    A deleted file has its last path. Raises `Overflow` if events were lost: more than the kernel queues, or than we can open descriptors
-    for.
+    A deleted file has its last path. Raises `Overflow` if events were lost: the kernel's queue was full, or we had no descriptor left.
     """
     while True:
         try:

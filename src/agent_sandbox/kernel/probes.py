@@ -1,7 +1,7 @@
-"""Probes: live tries of kernel features for this user, each in a short-lived child, so that nothing remains and nothing here changes.
+"""Probes: try kernel features as this user, each in a short-lived child, so that this process does not change and nothing remains.
 
-A version number or a file in /proc says what should work. Only a try shows what does work, whatever a distribution, a container engine or a
-security module has switched off. Probes never raise. They fork, so call them from a process with one thread.
+A version number or a file in /proc says what should work. Only a try shows what does work: a distribution, a container engine or a security
+module may have switched a feature off. Probes never raise. They fork, so call them from a process with one thread.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from agent_sandbox.kernel import cgroups, landlock, namespaces, seccomp
 from agent_sandbox.kernel import syscalls as sc
 
 _PATIENCE_MS = 10_000
-MEMORY_BYTES, PROCESSES = 64 << 20, 16  # arbitrary: nothing runs under them
+MEMORY_BYTES, PROCESSES = 64 << 20, 16  # arbitrary: nothing runs under these limits
 
 
 @dataclass(frozen=True)
 class Trial:
-    """The result of a probe: whether it worked, and its finding or the kernel's error."""
+    """The result of a probe: whether the feature worked, and a text: what the probe found, or the kernel's error."""
 
     worked: bool
     said: str
@@ -58,7 +58,7 @@ def attempt(deed: Callable[[], str]) -> Trial:
 
 
 def user_namespace() -> Trial:
-    """Try a user namespace with mapped ids and working capabilities. On Ubuntu the first call may pass and the rest fail."""
+    """Try a user namespace with mapped ids and working capabilities. On Ubuntu the namespace may be made and yet not work."""
 
     def deed() -> str:
         namespaces.enter_own_user_namespace()
@@ -96,7 +96,7 @@ def mount_api() -> Trial:
 
 
 def overlay() -> Trial:
-    """Try to mount an overlay of /usr, as a run mounts its own, and write a file to it."""
+    """Try to mount an overlay of /usr in the way a run mounts overlays, and write a file to it."""
 
     def deed() -> str:
         root = os.geteuid() == 0
@@ -149,7 +149,7 @@ def own_proc() -> Trial:
 
 
 def system_call_filter() -> Trial:
-    """Try to install the guest's seccomp filter, and a call that it must refuse."""
+    """Try to install the guest's seccomp filter, then make a call that the filter must refuse."""
 
     def deed() -> str:
         program = seccomp.compile_filter(processes=False, execute=False)
@@ -164,7 +164,7 @@ def system_call_filter() -> Trial:
 
 
 def landlock_rules() -> Trial:
-    """Try to enforce Landlock rules, and a write that they must refuse."""
+    """Try to enforce Landlock rules, then try a write that the rules must refuse."""
 
     def deed() -> str:
         version = landlock.abi()
@@ -204,7 +204,7 @@ def safe_opening() -> Trial:
 
 
 def control_group() -> tuple[frozenset[str], dict[str, str]]:
-    """Return which of "memory" and "processes" a cgroup made here enforces, and the reason for each it does not. Does not fork."""
+    """Return which of "memory" and "processes" a cgroup made here enforces, and a reason for each limit it does not enforce. No fork."""
     group = cgroups.create(memory_bytes=MEMORY_BYTES, processes=PROCESSES, unique="probe")
     try:
         return group.enforces, dict(group.missing)

@@ -33,7 +33,7 @@ Code = list[Instruction]  # self-contained: every path through it ends in a retu
 
 @dataclass(frozen=True)
 class FilterAction:
-    """The answer to a call: allowed if `rule` holds, else refused with `refusal`. An empty rule never holds, None always."""
+    """The answer to a call: allowed if `rule` holds, else refused with `refusal`. An empty rule never holds; the rule None always holds."""
 
     rule: Rule | None
     refusal: int = errno.EPERM
@@ -68,10 +68,11 @@ class Program:
 def compile_filter(
     *, processes: bool, execute: bool = True, system: bool = False, gated: bool = False, machine: str = syscalls.MACHINE
 ) -> Program:
-    """Return the filter for a guest. Without `processes` it can start threads only; without `execute` it cannot exec.
+    """Return the filter for a guest. Without `processes` the guest can start threads only; without `execute` it cannot exec.
 
-    `system` permits no more calls, but refuses socket families as a kernel without them would: tools that add users stop at a refused audit
-    socket and accept an absent one. `gated` removes memfds, because no mount option keeps them from being executed.
+    `system` permits no additional call, but refuses a socket family with the error of a kernel without that family. Tools that add users
+    fail if an audit socket is refused, and go on if the kernel has none. `gated` removes memfds, because no mount option keeps a memfd from
+    being executed.
 
     Raises `RuntimeUnavailable` on a machine whose system call numbers are unknown.
     """
@@ -129,9 +130,9 @@ def compile_observer(names: tuple[str, ...], *, machine: str = syscalls.MACHINE)
 def install_observer(code: bytes) -> int:
     """Put this single-threaded process and its descendants under an observer filter. Return the listener, which is closed on exec.
 
-    From now on each observed call waits for the holder of the listener; without a holder it fails. Once the listener has received a call,
-    only a fatal signal interrupts it, on kernels that support this (5.19): the program's own signal handlers run after it, as they would
-    without the filter. Raises OSError if the kernel refuses the filter.
+    From now on each observed call waits for the holder of the listener; without a holder the call fails. Since Linux 5.19, only a fatal
+    signal interrupts a call that the listener has received. The program's own signal handlers run after such a call. Raises OSError if the
+    kernel refuses the filter.
     """
     listener = syscalls.SECCOMP_FILTER_FLAG_NEW_LISTENER
     try:
@@ -213,7 +214,7 @@ def _unless(group: tuple[Condition, ...], otherwise: Code) -> Code:
 
 
 def _test(condition: Condition, *, failure: int) -> Code:
-    """Return code that falls through if the condition holds, else jumps `failure` instructions. Tests the upper word if in the mask."""
+    """Return code that falls through if the condition holds, else jumps `failure` instructions. Skips an upper word outside the mask."""
     low = _ARGUMENTS + 8 * condition.argument
     last = len(condition.values) - 1
     on_match, on_none = (0, failure) if condition.holds else (failure, 0)

@@ -1,10 +1,10 @@
-"""The system calls that a guest may make, with which arguments, and their numbers. Data only; `seccomp` compiles it into a filter.
+"""The system calls that a guest may make, the permitted arguments, and the numbers of all known calls. `seccomp` compiles this data.
 
 Default deny: a call not named here is refused. The plain list is a subset of the default of container engines, and every conditional entry
 is at least as tight as theirs; a test compares both with their list. Refused on purpose, although containers allow them:
 
 - ptrace, process_vm_readv, process_vm_writev: a guest has no business in another process's memory. Debuggers do not work here.
-- name_to_handle_at: the first half of bypassing a view by file handle. fanotify_mark: useless without its other half.
+- name_to_handle_at: the first half of bypassing a view by file handle. fanotify_mark: useless without fanotify_init.
 - statmount, listmount: the whole mount API is refused, queries included.
 - vmsplice, remap_file_pages, memfd_secret, modify_ldt, process_mrelease, uretprobe: bugs in the past, and no ordinary user today.
 - adjtimex, clock_adjtime: the clock belongs to the host. get_thread_area, set_thread_area, epoll_*_old: not implemented by the kernels of

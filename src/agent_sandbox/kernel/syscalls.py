@@ -74,7 +74,7 @@ SECCOMP_FILTER_FLAG_NEW_LISTENER, SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV = 8, 32
 
 
 def check(result: int, what: str) -> int:
-    """Return the result, or raise the OSError of errno, naming the call, if it is negative."""
+    """Return the result. If it is negative, raise an OSError with the current errno and the name of the call."""
     if result < 0:
         code = ctypes.get_errno()
         raise OSError(code, f"{what}: {os.strerror(code)}")
@@ -145,7 +145,7 @@ def unshare(flags: int) -> None:
 
 
 def clone(flags: int) -> int:
-    """clone(2) as fork(2) with flags: returns 0 in the child; its end sends SIGCHLD. Only for a process with one thread.
+    """clone(2) as fork(2) with flags: returns 0 in the child. The child's end sends SIGCHLD. Only for a process with one thread.
 
     Python's after-fork hooks do not run in the child, so the child itself must not run foreign Python code.
     """
@@ -202,7 +202,7 @@ def fsmount(fd: int, attributes: int) -> int:
 
 
 def fallocate(fd: int, offset: int, length: int) -> None:
-    """fallocate(2). If the filesystem cannot reserve blocks it fails, where posix_fallocate(3) would write zeros."""
+    """fallocate(2). It fails on a filesystem that cannot reserve blocks; posix_fallocate(3) writes zeros there."""
     check(libc.fallocate(fd, 0, ctypes.c_longlong(offset), ctypes.c_longlong(length)), "fallocate")
 
 
@@ -240,7 +240,7 @@ def name_to_handle_at(directory: int, name: str) -> tuple[int, bytes]:
 
 
 def born_ns(fd: int) -> int | None:
-    """statx(2): when an inode was made, by the same clock as its other times. None where the filesystem does not tell."""
+    """statx(2): return when an inode was made, by the same clock as its other times. None if the filesystem does not record it."""
     found = ctypes.create_string_buffer(STATX_SIZE_BYTES)
     check(libc.statx(fd, b"", AT_EMPTY_PATH, STATX_BTIME, found), f"statx {fd}")
     seconds, nanoseconds = struct.unpack_from("qI", found, STATX_BTIME_OFFSET)
@@ -301,7 +301,7 @@ def seccomp(operation: int, flags: int, argument: int) -> int:
 
 
 def process_vm_readv(pid: int, address: int, size: int) -> bytes:
-    """process_vm_readv(2) of one range; may return less if it crosses a page. Raises OSError if nothing is mapped there."""
+    """process_vm_readv(2) of one range; may return less if the range crosses a page. Raises OSError if nothing is mapped there."""
     buffer = (ctypes.c_char * size)()
     ours, theirs = _IoVec(ctypes.addressof(buffer), size), _IoVec(address, size)
     got = _process_vm_readv(pid, ctypes.addressof(ours), 1, ctypes.addressof(theirs), 1, 0)

@@ -26,7 +26,7 @@ MOST_PROCESSES = 4096  # read in one pass
 MOST_ENTRIES = 500_000  # examined in one count of a tree
 MOST_DEPTH = 128  # descriptors open at once while counting a tree
 UNCOUNTABLE = 1 << 62  # size reported for a tree beyond these two bounds: above any limit
-LONGEST_TABLE = 1 << 20  # bytes read of an ipc namespace table; a longer one, thousands of rows more, is UNCOUNTABLE too
+LONGEST_TABLE = 1 << 20  # bytes read of an ipc namespace table, thousands of rows; a longer table is UNCOUNTABLE too
 INODE_BYTES = 1024  # kernel memory per tmpfs entry, even an empty one
 SEMAPHORE_BYTES = 64  # kernel memory per semaphore
 MESSAGE_BYTES = 48  # kernel memory per message, beyond its text
@@ -84,8 +84,8 @@ def task_count(proc: str = "/proc") -> int:
 class CpuMeter:
     """The CPU time of all processes except the caller: the living, the ones they reaped, and the ones the caller reaped. Never goes down.
 
-    Nothing counts twice: a living process or a zombie is in the list, a reaped one is in its reaper's total. A process whose parent ignores
-    SIGCHLD is in neither; the meter remembers it.
+    Nothing counts twice: a living process or a zombie is in the list, a reaped process is in its reaper's total. An ended process whose
+    parent ignores SIGCHLD is in neither, so the meter remembers the last reading of each process.
     """
 
     def __init__(self, proc: str = "/proc") -> None:
@@ -97,7 +97,7 @@ class CpuMeter:
     def seconds(self) -> float:
         """Return the larger of two totals: the kernel's sums on reaping, and the last reading of each process.
 
-        Each misses something and neither exceeds the truth, so the larger does not either: a run is never ended for time it has not used.
+        Each total can miss some time; neither counts time that was not used. So no run is ended for time that it has not used.
         """
         stats = processes(self._proc)
         now = {(stat.pid, stat.started): stat.own_ticks for stat in stats}
@@ -114,8 +114,8 @@ class CpuMeter:
 def memory_bytes(proc: str = "/proc", *, private: Sequence[str | int] = ()) -> int:
     """Return the anonymous and shared memory of all processes except the caller, in RAM and in swap.
 
-    Shared pages count once in all. Included are page tables, which can outweigh the memory they map, and System V segments, queues and
-    semaphores.
+    A page that several processes share counts once. Page tables count, because they can be larger than the memory they map. System V
+    segments, queues and semaphores count too.
 
     `private` lists tmpfs mounts, by path or descriptor, that only these processes write to: their content, and that of memfds, counts even
     if no process maps it. Mapped files of other filesystems do not count: the kernel can drop those pages, as it would in a cgroup.
@@ -130,8 +130,8 @@ def memory_bytes(proc: str = "/proc", *, private: Sequence[str | int] = ()) -> i
 def disk_bytes(directory: int, *, most_entries: int = MOST_ENTRIES) -> int:
     """Return the bytes allocated below an open directory, on its own filesystem, counting a hard-linked file once.
 
-    Never follows a symbolic link. A tree too large or too deep to count is `UNCOUNTABLE`: no program needs one, and it could hide data from
-    the limit. The tree may change during the count. Files that were deleted and are still open are not counted.
+    Never follows a symbolic link. A tree too large or too deep to count is `UNCOUNTABLE`: no program needs such a tree, and it could hide
+    data from the limit. The tree may change during the count. Files that were deleted and are still open are not counted.
     """
     device = os.fstat(directory).st_dev
     linked: set[int] = set()
@@ -301,9 +301,9 @@ def apply_rlimits(
 ) -> None:
     """Limit the calling process and its descendants. `None` leaves that limit unchanged.
 
-    Soft and hard limit become equal and only go down. The present hard limit is never exceeded, so no capability is needed; without one the
-    guest cannot raise the limit again. Call it inside the guest's user namespace: `processes` counts the tasks of this user *in* that
-    namespace (Linux 5.14 and later; earlier, all tasks of the user on the machine). A limit set outside would be counted outside.
+    Soft and hard limit become equal and only go down. The present hard limit is never exceeded, so no capability is needed. A guest
+    without capabilities cannot raise the limit again. Call it inside the guest's user namespace: `processes` counts the tasks of this user
+    *in* that namespace (Linux 5.14 and later; earlier, all tasks of the user on the machine). A limit set outside would be counted outside.
 
     `data_bytes` bounds the heap and private writable mappings of each process. Pass it only where no cgroup bounds memory.
     """
@@ -332,8 +332,8 @@ def make_room_for_descriptors(asked: int | None) -> int:
     """Raise the caller's limit on open files as far as allowed. Return the guest's limit: `asked`, capped at the old hard limit.
 
     The kernel bounds the descriptors in flight through unix sockets by *the sender's* limit, and counts those of all processes of the user
-    together, in every namespace. A guest that sends itself its full share and never receives it would leave us, with the same user and the
-    same limit, unable to pass a single descriptor.
+    together, in every namespace. A guest can exhaust this bound: it sends descriptors to itself and never receives them. With
+    the guest's limit we could then pass no descriptor, so we raise our own limit if we may.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:

@@ -29,15 +29,17 @@ GO, SIGNAL = b"g", b"s"
 
 HERE = b"h"  # init's first byte, and again when it requests its ids
 MAPPED = b"m"  # the supervisor's answer, after it has moved init into its cgroup and written its id map
-# The guest's first byte on the payload socket: everything is in force. A refusal takes its place, or comes later instead of running the
-# program: an exit code, a space and the reason, up to the end of the stream. A refusal begins with a digit, so one byte tells them apart.
+# The guest's first byte on the payload socket: all restrictions are in force. Instead of READY, or after READY instead of running the
+# program, the guest may send a refusal: an exit code, a space and the reason, up to the end of the stream. A refusal begins with a digit,
+# so its first byte tells it from READY.
 READY = b"R"
-REFUSAL_BYTES = 4096  # kept of a refusal
-# Before READY, from an observed guest, followed by its listener's number in four bytes. HEARD answers once the supervisor has a copy.
+REFUSAL_BYTES = 4096  # the longest refusal
+# An observed guest sends LISTENING before READY, with its listener's number in four bytes. The supervisor answers HEARD once it has a copy
+# of the listener.
 LISTENING, HEARD = b"\x01", b"h"
 
-# To init, from a guest that runs our own code to its end: its program has ended. Wait status, processor time, peak memory in bytes, and the
-# fuel used or NOT_COUNTED.
+# A guest that runs our own code to its end sends init this when its program has ended: wait status, processor time, peak memory in bytes,
+# and the fuel used or NOT_COUNTED.
 FAREWELL = struct.Struct("!HdQq")
 NOT_COUNTED = -1
 FAREWELL_FD = 4  # in the guest: after its three streams and the payload
@@ -98,9 +100,9 @@ def receive_descriptors(sock: socket.socket, size: int) -> tuple[bytes, list[int
 
 
 def credentials(sock: socket.socket) -> int:
-    """Receive one byte and return its sender's pid, from the kernel and as numbered here. Raises EOFError if the sender has gone.
+    """Receive one byte and return its sender's pid, as the kernel reports it for our pid namespace. Raises EOFError if the sender has gone.
 
-    The socket must have SO_PASSCRED set before the byte is sent; it is cleared here.
+    The socket must have SO_PASSCRED set before the byte is sent; this function clears SO_PASSCRED.
     """
     data, ancillary, _, _ = sock.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size), socket.MSG_CMSG_CLOEXEC)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)

@@ -2,15 +2,15 @@
 
 Bytes that are not an entry are accepted in one case only: none of their lines ends like an entry, as after a torn write (a kill, a power
 cut, a full disk), and the next entry is a `Torn` that seals exactly these bytes, by offset, length and digest. They are kept, counted, and
-never merged with later lines. Numbers go up by one; only a `Gap`, which says so, skips any.
+never merged with later lines. Numbers go up by one; only a `Gap` skips numbers, and it names the numbers that it skips.
 
 The hashes alone detect accidents, and changes by anyone who does not rewrite everything after them. The seals detect the rest, given the
 key. The anchor detects that the end, or all of the ledger, is missing. `verify` combines the three.
 
-A ledger is the current file, and those closed by rotation when they had grown large. A closed file is named by the number of its first
-entry and never written again. The chain continues in the new file. Its first entry names the closed file and the oldest entry that is kept.
-Old files are removed when all together exceed a limit. The entry that says so is written before they are removed. So entries missing at the
-beginning are either named in the chain, or were removed by someone else.
+A ledger is the current file, and the files that rotation closed when they had grown large. A closed file is named by the number of its
+first entry and never written again. The chain continues in the new file. Its first entry names the closed file and the oldest entry that is
+kept. Old files are removed when all together exceed a limit. The entry that says so is written before they are removed. So entries missing
+at the beginning are either named in the chain, or were removed by someone else.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Head:
 
 @dataclass(frozen=True)
 class Verified:
-    """A chain without a fault: last number, last hash, number of sealed torn writes, and bytes of an unsealed one."""
+    """A chain without a fault: last number, last hash, number of sealed torn writes, and the length in bytes of an unsealed torn write."""
 
     count: int
     head: str
@@ -143,8 +143,8 @@ def verify(path: str | os.PathLike[str]) -> Verified:
 def walk(lines: Iterable[bytes], before: Entry | None = None, *, offset: int = 0) -> Iterator[Entry | int]:
     """Yield each entry of one file, and at the end the length of an unsealed torn write, if there is one.
 
-    `before` is the entry before the first line, if known. `offset` is where that line begins in its file. Raises `LedgerBroken` at the
-    first fault.
+    `before` is the entry before the first line, if known. `offset` is where the first line begins in the file. Raises `LedgerBroken` at
+    the first fault.
     """
     debris, length = list[bytes](), 0
     for line in lines:
@@ -181,7 +181,7 @@ def _next(before: Entry | None) -> int:
 
 
 def _misfit(entry: Entry, before: Entry | None) -> str:
-    """Return why this entry cannot follow that one; empty if it can."""
+    """Return why `entry` cannot follow the entry `before`; empty if it can."""
     out_of_place = f"is missing or out of place: entry {entry.sequence} stands there"
     if isinstance(entry.event, Gap) and entry.sequence != entry.event.last + 1:
         return "names other entries as missing than those before it"
@@ -304,7 +304,7 @@ def _opened_at_once(path: str) -> list[BinaryIO] | None:
 
 
 def first_sequence(path: str) -> int:
-    """Return the number of the first entry of a file, which may begin with a torn write. Raises `LedgerBroken` if there is none."""
+    """Return the number of the first entry of a file, which may begin with a torn write. Raises `LedgerBroken` without an entry."""
     with open(path, "rb") as file:
         for line in file:
             with suppress(ValueError):
@@ -315,7 +315,7 @@ def first_sequence(path: str) -> int:
 def kept(path: str, limit: int) -> tuple[int, list[str]]:
     """Return the first entry to keep, and the paths of the closed files to remove.
 
-    Closed files may take `limit` bytes together. The one closed last always stays.
+    Closed files may take `limit` bytes together. The file that was closed last always stays.
     """
     total, oldest, gone = 0, 0, list[str]()
     for each in reversed(closed(path)):

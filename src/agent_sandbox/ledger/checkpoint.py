@@ -1,8 +1,8 @@
 """Signed checkpoints: "entry N has this hash", verified with the public key alone.
 
 The seals of a ledger need its key, and an auditor who has that key could forge entries. A checkpoint can be given away. Kept on another
-machine, it also proves later that nothing up to its entry was cut off or rewritten. It is one entry of the ledger, signing the entry before
-it, and a note of text to keep elsewhere.
+machine, it also proves later that nothing up to its entry was cut off or rewritten. A checkpoint has two forms: an entry of the ledger that
+signs the entry before it, and a note of text to keep elsewhere.
 
 The private key lies beside the ledger's key. So a checkpoint proves nothing against someone who can read that directory, except for entries
 that were signed and given away before.
@@ -33,7 +33,7 @@ def sign(directory: str, sequence: int, digest: str) -> Checkpoint:
 
 
 def is_genuine(checkpoint: Checkpoint, public: str | None = None) -> bool:
-    """Return whether the signature is valid and, if a public key is given, was made with that one. Raises `LedgerUnavailable`."""
+    """Return whether the signature is valid. If `public` is given, the checkpoint must be of that key. Raises `LedgerUnavailable`."""
     _available()
     from cryptography.exceptions import InvalidSignature  # an optional extra
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey

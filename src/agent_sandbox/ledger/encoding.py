@@ -10,7 +10,7 @@ secret is removed.
 
 Secrets in recorded words are redacted: passwords in options and addresses, tokens of known shapes, private keys. A command is recorded by
 its words, and people put secrets there. Text that looks like a secret is replaced before it is written, so it appears in no file, export or
-screen made from the ledger. The digest of the action is that of the original words.
+screen made from the ledger. The digest of an action is computed from the original words.
 
 Only shapes and names are recognised. A secret that looks like an ordinary word, in a place not called password, token or the like, is not
 recognised. Pass secrets through the environment instead: only the names of its variables are recorded.
@@ -84,12 +84,12 @@ _HASH_AT = _SEAL_AT - len(_SEAL_FIELD) - 64
 _TAIL_AT = _HASH_AT - len(_HASH_FIELD)
 _HEXADECIMAL = frozenset(b"0123456789abcdef")
 _BIGGEST = 1 << 63
-_MOST_DIGITS = 18  # digits of a number that is certainly smaller
+_MOST_DIGITS = 18  # a number of so many digits is certainly smaller than _BIGGEST
 
 
 @lru_cache(maxsize=1024)  # words, names and directories recur
 def is_suspicious(text: str) -> bool:
-    """Return whether a text may contain a secret, or be an option that one follows. Errs only on the careful side."""
+    """Return whether a text may contain a secret, or may be an option whose value is a secret. May be True for a harmless text."""
     if len(text) == 64 and not text.strip("0123456789abcdef"):
         return False  # a digest: always new to the cache, and it contains no hint
     lowered = text.lower()

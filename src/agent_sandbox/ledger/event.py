@@ -1,7 +1,7 @@
 """The event types of the ledger, and the summary of an entry in common words.
 
-An intent without an outcome means that the process ended in between: the action may or may not have happened. Every other pairing is exact.
-`sandbox` names the sandbox concerned, where there is one.
+An intent without an outcome means that the process ended in between: the action may or may not have happened. An outcome says exactly how
+the action of its intent ended. `sandbox` names the sandbox concerned, where there is one.
 
 The log, the exports and the audit view share the summary, so that they agree.
 """
@@ -93,7 +93,7 @@ class Torn:
     """The seal on a torn write: the bytes between the previous entry and this one are not an entry.
 
     If the writer was killed or the disk was full, the announced action was not done. After a power cut, or if someone damaged the last
-    entry, it may have been.
+    entry, the action may have been done.
     """
 
     kind: ClassVar[str] = "torn"
@@ -117,7 +117,7 @@ class Noted:
 
 @dataclass(frozen=True)
 class Gap:
-    """Missing entries: the anchor had seen `last` entries, and those between the previous entry and this one are not here.
+    """Missing entries: the anchor names `last` as the last entry, and the entries between the previous entry and this one are missing.
 
     Either the machine lost power before they reached the disk, or someone removed the file. The missing entries keep their numbers. If a
     torn write precedes this entry, `torn` seals it as a `Torn` does.

@@ -1,15 +1,15 @@
 """The private files of a ledger, in a directory of their own away from it: its key and its anchor.
 
-The directory is private to its owner and hidden from every guest. The key is 32 random bytes, made on first use, and one is derived from it
-for each purpose. Anyone who can read it can write a ledger that verifies.
+The directory is private to its owner and hidden from every guest. The key is 32 random bytes, made on first use. For each purpose another
+key is derived from it. Anyone who can read the key can write a ledger that verifies.
 
-The anchor says how far the ledger had come. Without it, a ledger that was truncated, or replaced by an earlier copy, looks like one that
-was never longer. The anchor is written after each entry. So at any moment the ledger is as long as the anchor says, or longer by the write
-that was under way when a writer died.
+The anchor names the last entry of the ledger. Without the anchor, a ledger that was truncated, or replaced by an earlier copy, looks like a
+ledger that was never longer. The anchor is written after each entry. So at any moment the ledger is as long as the anchor says, or longer
+by the write that was under way when a writer died.
 
 The anchor has two slots of one disk sector each. The first is written for every entry and, like the entry, handed to the kernel. The second
 is written and forced to the disk for entries that were forced to the disk. A slot holds the seal of the entry it names, so nobody can forge
-one without the key. Anyone who can write to both directories can restore an old anchor together with an old ledger.
+a slot without the key. Anyone who can write to both directories can restore an old anchor together with an old ledger.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def make_private(directory: str) -> None:
 
 
 def read_private(path: str, most: int) -> bytes:
-    """Read a file that only its owner can access. Raises OSError for any other."""
+    """Read a regular file that only its owner can access. Raises OSError if others can access it, or if it is not a regular file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         status = os.fstat(descriptor)
@@ -62,7 +62,7 @@ def write_once(path: str, content: bytes) -> None:
     try:
         os.write(descriptor, content)
         os.fsync(descriptor)
-        with suppress(FileExistsError):  # another one was first, and that one counts
+        with suppress(FileExistsError):  # another thread or process was first, and its file counts
             os.link(new, path)
     finally:
         os.close(descriptor)
@@ -79,12 +79,12 @@ def sync_directory(path: str) -> None:
 
 
 def is_hex(text: str, digits: int) -> bool:
-    """Return whether a text is one of the names that we make of random bytes or a digest: so many hexadecimal digits."""
+    """Return whether a text is exactly `digits` hexadecimal digits, like the names that we make from random bytes or a digest."""
     return len(text) == digits and not text.strip("0123456789abcdef")
 
 
 def hex_names(directory: str, digits: int) -> list[str]:
-    """Return the names of so many hexadecimal digits in a directory, which need not exist."""
+    """Return the names in a directory that are exactly `digits` hexadecimal digits; empty if there is no such directory."""
     try:
         return [name for name in os.listdir(directory) if is_hex(name, digits)]
     except FileNotFoundError:
@@ -124,7 +124,7 @@ def _read_key(path: str) -> bytes:
 
 @dataclass(frozen=True)
 class Anchored:
-    """An entry known to exist: number, hash, seal, the length of the file up to its end, and the boot identifier."""
+    """An entry known to exist: number, hash, seal, the length of the file up to the end of the entry, and the boot identifier."""
 
     sequence: int
     hash: str
@@ -142,7 +142,7 @@ class Anchor:
 
     @property
     def furthest(self) -> Anchored | None:
-        """The later of the two slots: after a power cut it can be either."""
+        """The slot that names the later entry: after a power cut this can be either slot."""
         known = [slot for slot in (self.last, self.lasting) if slot is not None]
         return max(known, key=lambda slot: slot.sequence) if known else None
 
@@ -180,7 +180,7 @@ def put_anchor(descriptor: int, sequence: int, digest: str, seal: str, size: int
 def _begin_anchor(directory: str, digest: str, seal: str, boot: str) -> None:
     """Make the anchor of a ledger that has no entry yet. Raises OSError.
 
-    It names the hash before the first entry, so an emptied anchor differs from a new one.
+    The new anchor names the hash before the first entry, so an emptied anchor differs from a new anchor.
     """
     make_private(directory)
     write_anchor(directory, 0, digest, seal, 0, boot)
@@ -231,7 +231,7 @@ def missing_entries(path: str, directory: str, descriptor: int, size: int, head:
     if furthest is None:
         if head.sequence:
             raise LedgerBroken(f"the ledger {path} has entries, and its anchor in {directory} was emptied", hint=_HINT)
-        return None  # its maker died before writing it
+        return None  # the process that made the anchor died before it wrote a slot
     if furthest.seal != sealed(bytes.fromhex(furthest.hash), seal):
         raise LedgerBroken(f"the anchor of the ledger {path} was not written with its key", hint=_HINT)
     if head.sequence >= furthest.sequence:

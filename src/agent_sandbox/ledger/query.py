@@ -70,8 +70,8 @@ def select(found: Iterable[Entry], wanted: Filter) -> Iterator[tuple[Entry, Told
 def follow(path: str, *, pause: Callable[[], None]) -> Iterator[Entry]:
     """Yield every entry there is, then each new one as it is written, for ever.
 
-    Calls `pause` when there is nothing new; it may raise to stop. Continues in the next file after a rotation. Raises `LedgerBroken` as
-    reading does.
+    Calls `pause` when there is nothing new; `pause` may raise to stop. Continues in the next file after a rotation. Raises `LedgerBroken`
+    as reading does.
     """
     before: Entry | None = None
     while True:
@@ -88,7 +88,7 @@ def follow(path: str, *, pause: Callable[[], None]) -> Iterator[Entry]:
 
 
 def _next_file(path: str, before: Entry | None) -> str:
-    """Return the file that holds, or will hold, the entry after this one."""
+    """Return the file that holds, or will hold, the entry after `before`."""
     paths = files(path)
     if before is None:
         return paths[0] if paths else path
@@ -97,7 +97,7 @@ def _next_file(path: str, before: Entry | None) -> str:
 
 
 def _read_on(file: BinaryIO, path: str, before: Entry | None, pause: Callable[[], None]) -> Iterator[Entry]:
-    """Yield the entries of one file after this one, until it is read whole and is no longer the current file."""
+    """Yield the entries of one file that follow `before`, until the file is read to its end and is no longer the current file."""
     end, last_yielded = 0, before.sequence if before else 0
     before = None  # reset: the first entry of this file has none before it
     while True:
@@ -117,7 +117,7 @@ def _read_on(file: BinaryIO, path: str, before: Entry | None, pause: Callable[[]
 
 
 class WholeLines:
-    """The whole lines of a file from an offset on, and the end of the last line taken. A line still being written is left out."""
+    """The whole lines of a file from an offset on. `end` is the offset after the last line yielded. Leaves out a line being written."""
 
     def __init__(self, file: BinaryIO, start: int) -> None:
         self.end = start

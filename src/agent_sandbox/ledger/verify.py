@@ -81,7 +81,7 @@ class _Walked:
 def evidence(directory: str, notes: Sequence[Checkpoint] = (), public_key: str | None = None) -> Evidence:
     """Read the evidence in a ledger's key directory.
 
-    Raises `LedgerBroken` if its anchor is damaged, OSError if it cannot be read.
+    Raises `LedgerBroken` if the anchor is damaged, OSError if the key or the anchor cannot be read.
     """
     seal: Seal | None = None
     with suppress(FileNotFoundError):

@@ -1,8 +1,8 @@
 """The ledger: one locked, append-only file that many processes and threads write to.
 
-`record` returns once the kernel has the whole line, and then the anchor, so the record survives the end of this process, however it ends. A
-`lasting` entry is also forced to the disk, with all entries before it, and survives a power cut. A power cut may lose the last moments of
-the rest; the next entry then says so. A process that is stopped while it holds the lock blocks the others.
+`record` gives the kernel first the whole line and then the anchor, and only then returns. So the record survives the end of this process,
+however it ends. A `lasting` entry is also forced to the disk, with all entries before it, and survives a power cut. A power cut may lose
+entries after the latest `lasting` entry; the next entry then says so. A process that is stopped while it holds the lock blocks the others.
 
 The files are opened for each entry. That costs a few microseconds and avoids three problems: a lock shared with forked children, a
 descriptor that a guest could inherit, and writes to a file that has been moved away. `OpenLedger` keeps the files open for callers that
@@ -46,8 +46,8 @@ _LOOK_SECONDS = 0.01  # how long a held file is trusted to be the current one
 class Ledger:
     """An append-only record in one file. Safe to share between threads, and to use on both sides of a fork.
 
-    `keys` is the directory of its key and its anchor. They protect the record against anyone who can write the ledger but not that
-    directory. The default directory is beside the ledger, where they only reveal accidental damage.
+    `keys` is the directory of the key and the anchor. Key and anchor protect the record against anyone who can write the ledger but not
+    that directory. The default directory is beside the ledger, where key and anchor only reveal accidental damage.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Ledger:
     def held(self) -> Iterator[None]:
         """Keep the files open inside the block, for a process that records much. Raises as `record` does.
 
-        A ledger without entries has no files, and is not held. Not to be nested. A run records two entries, and does not need this.
+        A ledger without entries has no files, and is not held. Do not nest such blocks. A run records two entries, and does not need this.
         """
 
         try:
@@ -140,7 +140,7 @@ class Ledger:
             raise self._unavailable(error) from error
 
     def unended(self, action_digest: str) -> int | None:
-        """Return the number of the last intent of this action, if it has no outcome; otherwise None.
+        """Return the number of the last intent of this action if that intent has no outcome; otherwise None.
 
         Reads the whole ledger. Raises as `record` does.
         """
@@ -171,7 +171,7 @@ class Ledger:
     def _locked(self, seal: Seal) -> int | None:
         """Open and lock the file, or its successor if it had grown large.
 
-        None if the file is no longer the ledger once it is locked.
+        Return None if a rotation replaced the file before it was locked.
         """
         try:
             descriptor = os.open(self.path, _FLAGS, 0o600)
@@ -264,10 +264,10 @@ class Ledger:
         return entries[len(before) :] if before else entries
 
     def _is_still_the_end(self, descriptor: int, held: OpenLedger | None) -> bool:
-        """Return whether the last entry is the one that this object wrote: no other entry has its seal.
+        """Return whether the last entry of the file is still the entry that this object wrote last. Compares the seal, which is unique.
 
-        A file that was held all the time needs no check. No stat: after one, the kernel records finer timestamps for the file, which costs
-        more.
+        A file that was held since that entry needs no check. `stat` is not used: after a stat, the kernel records finer timestamps for the
+        file, which costs more.
         """
         seen = self._seen
         if seen is None or (held is not None and seen[5] is held.opening):
@@ -290,7 +290,7 @@ class Ledger:
         """Finish a write: force it to the disk if it is to last, then set the anchor."""
         if lasting:
             os.fsync(descriptor)
-            if is_new:  # its name too
+            if is_new:  # force the name of the file to the disk too
                 sync_directory(os.path.dirname(self.path))
         if held is None:
             private_files.write_anchor(self.keys, sequence, digest, mark, size, self._boot, lasting=lasting)
@@ -329,7 +329,7 @@ def _identity(descriptor: int) -> tuple[tuple[int, int], int]:
 
 
 class OpenLedger:
-    """Both files, held open.
+    """The file of the ledger and its anchor, held open.
 
     `lock` serialises threads. `ours` is false in a forked child, which must not use the files. `opening` is replaced whenever the ledger is
     reopened.
@@ -357,7 +357,7 @@ class OpenLedger:
     def locked(self, path: str, now: float, segment_bytes: int) -> int:
         """Lock the ledger, and return its length.
 
-        Raises OSError, with nothing locked, if no file has that name.
+        Raises OSError, and holds no lock, if no file has that name.
         """
         while True:
             fcntl.flock(self.file, fcntl.LOCK_EX)
@@ -442,7 +442,7 @@ def _name_again(path: str, name: str) -> bool:
     try:
         os.link(path, name)
     except FileExistsError:
-        if not os.path.samefile(path, name):  # it belongs to an earlier ledger
+        if not os.path.samefile(path, name):  # the second name belongs to a file of an earlier ledger
             raise
     except OSError as error:
         if error.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):

@@ -1,7 +1,8 @@
 """The test bench outside the sandbox: decoys in a private directory, and observation of processes and real files.
 
-No file of the user is written, moved or read: secrets, links and a home are made here, and masked by the same rules as the real ones. The
-next self-test removes a bench that a killed one left behind. Every process of a self-test ends by itself, with it or a few seconds later.
+No file of the user is written, moved or read. The bench makes secrets, links and a home, and they are masked by the same rules as those of
+the user. If a self-test is killed, the next self-test removes its bench. Every process of a self-test ends by itself, at the latest a few
+seconds after the self-test.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _NOBODY = 65534
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Places of the user that are tried, and how. None of them is read or left changed."""
+    """Places of the user that attempts try to open or to write in. No attempt reads them, and all stay unchanged."""
 
     hidden: tuple[str, ...] = ()  # paths that the policy hides
     elsewhere: tuple[str, ...] = ()  # directories in which a sandboxed program tries to create a file
@@ -99,7 +100,7 @@ class DecoyBench:
 
     @contextmanager
     def bystander(self, mark: str) -> Iterator[subprocess.Popen[bytes]]:
-        """Run a process outside the sandbox, with `mark` on its command line and the token in its environment. It always ends with us."""
+        """Run a process outside the sandbox, with `mark` on its command line and the token in its environment. It ends with us."""
         environment = {"PATH": os.environ.get("PATH", os.defpath), "SECRET": self.token}
         command = ["sh", "-c", "echo ready; read -r line", mark]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as process:
@@ -113,10 +114,10 @@ class DecoyBench:
 
 @contextmanager
 def set_up(places: Sequence[str], around: Surroundings, *, forget: Callable[[DecoyBench], None]) -> Iterator[DecoyBench]:
-    """Set up a bench in the first of these directories that allows it, for the length of the block.
+    """Set up a bench in the first of these directories in which it can be made, and remove the bench after the block.
 
-    `forget` removes what is stored elsewhere about its project; it is also called for benches left behind. Raises `PolicyError` if no
-    directory allows it.
+    `forget` removes data about the bench's project that is stored elsewhere; it is also called for benches that a killed self-test left.
+    Raises `PolicyError` if the bench can be made in none of the directories.
     """
     for place in places:
         _sweep(place, forget)
@@ -163,7 +164,7 @@ def _plant(bench: DecoyBench) -> None:
 def _make_locked(place: str) -> tuple[str, int]:
     """Make a directory and lock it. Returns its path, and the descriptor that holds the lock.
 
-    In between, a sweep may take the directory for one left behind and remove it: then another is made.
+    Before the lock is taken, another self-test may take the directory for an abandoned bench and remove it. Then make another directory.
     """
     while True:
         path = tempfile.mkdtemp(prefix=PREFIX, dir=place)
@@ -175,7 +176,7 @@ def _make_locked(place: str) -> tuple[str, int]:
 
 
 def _sweep(place: str, forget: Callable[[DecoyBench], None]) -> None:
-    """Remove benches of this user that no process has locked. Each stays locked until it is gone."""
+    """Remove benches of this user that no process has locked. This process locks each bench until the bench is removed."""
     with suppress(OSError):
         for entry in os.scandir(place):
             if entry.name.startswith(PREFIX) and entry.stat(follow_symlinks=False).st_uid == os.geteuid():
@@ -251,7 +252,7 @@ def status_of(pid: int) -> dict[str, str]:
 
 
 def descendants(pid: int) -> dict[int, str]:
-    """Return the descendants of a process, each with its start time, so that a reused pid is not mistaken for it."""
+    """Return the descendants of a process, each with its start time, to tell it from a later process with the same pid."""
     parents, began = {}, {}
     for other in map(int, filter(str.isdigit, os.listdir("/proc"))):
         if fields := _stat(other):
@@ -316,9 +317,10 @@ T = TypeVar("T")
 
 @contextmanager
 def aside(work: Callable[[], T]) -> Iterator[Callable[[], T]]:
-    """Run the work in a fork, and yield a function that waits for its result. If the block ends early, the work is unwound and waited for.
+    """Run the work in a fork, and yield a function that waits for the result of the work.
 
-    That function raises `SandboxError` if the work did, or if it ended without a result.
+    That function raises `SandboxError` if the work raised it, or if the work ended without a result. If the block ends before the work,
+    the fork gets SIGTERM, and this function waits for its end.
     """
     reading, writing = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
@@ -341,7 +343,7 @@ def aside(work: Callable[[], T]) -> Iterator[Callable[[], T]]:
 
 
 def _work(work: Callable[[], Any], writing: int) -> None:
-    """Do the work in the fork. Never returns, so that it does not close what its parent has open."""
+    """Do the work in the fork. Never returns: a return would run the parent's `with` and `finally` blocks in the fork."""
     code = 1
     try:
         sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGTERM)  # unwind, too, if the parent dies

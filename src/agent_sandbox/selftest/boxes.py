@@ -24,7 +24,7 @@ PYTHON = (os.path.realpath(sys.executable), "-I", "-S")
 
 
 def patience() -> float:
-    """Return the seconds that an attempt may take: the more, the more processes wait for each processor."""
+    """Return the seconds that an attempt may take. They grow with the number of processes that wait for each processor."""
     return _PATIENCE_SECONDS * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
 
 
@@ -58,14 +58,14 @@ class Attempt:
     """A function in `attempts/`, its arguments, and the surroundings that it needs.
 
     `limits` are fields of `policy.model.Limits` that replace the box's own. `watch` is called once, after the attempt has answered and
-    while it still runs. With `may_end`, being ended is an answer, too.
+    while it still runs. With `may_end`, the attempt may be ended before it answers.
     """
 
     module: str
     function: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     limits: Mapping[str, Any] = field(default_factory=dict)
-    throw_away: bool = False  # use throw-away layers where they would be kept
+    throw_away: bool = False  # use throw-away layers in a box that normally keeps its layers
     project: bool = False  # show the project even where nothing else of the machine is shown
     tools: tuple[str, ...] = ()  # allow only these programs where processes are otherwise not allowed
     terminal: bool = False
@@ -98,7 +98,7 @@ class Box(Protocol):
 
 
 def program(module: str) -> str:
-    """Return the attempts of one module as a single text: a locked sandbox shows no other file of ours."""
+    """Return the attempts of one module, with their frame, as a single text: a sandbox of the SDK shows no other file of ours."""
     frame, text = ((ATTEMPTS / f"{name}.py").read_text(encoding="utf-8") for name in ("__init__", module))
     own = [line for line in text.splitlines(keepends=True) if not line.startswith(("from __future__ ", "from agent_sandbox."))]
     return frame + "".join(own)

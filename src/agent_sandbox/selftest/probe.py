@@ -1,7 +1,7 @@
-"""Probes: one promise in a sentence, and a function that attacks it in a box and returns what got through.
+"""Probes: each is one promise in a sentence, and a function that attacks the promise in a box and returns the ways that got through.
 
 The function plants decoys, lets an attempt run in a box, and looks from outside. It is called with the bare machine first; there the attack
-must succeed, or the probe proves nothing. `judge` compares the two. `table` and `document` render the results.
+must succeed, or the probe proves nothing. `judge` compares the findings on the bare machine with the findings in the sandbox.
 """
 
 from __future__ import annotations
@@ -57,15 +57,16 @@ class Probes:
 
 
 Status = Literal["pass", "fail", "inconclusive"]
-Seen = dict[str, Found | str]  # by the probe's name; a message where it could not be tried
+Seen = dict[str, Found | str]  # by the probe's name; a string is the error message of a probe that could not be tried
 
 
 @dataclass(frozen=True)
 class Result:
     """The result of a probe for one box.
 
-    `shown` are the ways that get through without a sandbox, and did not in it. `unshown` were refused in it, but also without a sandbox, so
-    they prove nothing. `excused` marks an inconclusive result for which this machine is the reason.
+    `shown` are the ways that got through without a sandbox, and did not get through in the sandbox. `unshown` are the ways that were
+    refused in the sandbox and also without a sandbox, so they prove nothing. `excused` marks an inconclusive result for which this machine
+    is the reason.
     """
 
     probe: Probe
@@ -96,7 +97,7 @@ def look(probes: Iterable[Probe], bench: DecoyBench, box: Box, *, starting: Call
 
 
 def judge(probe: Probe, box: str, control: Found | str, found: Found | str) -> Result:
-    """Judge a probe by its runs without a sandbox (`control`) and in one. Pure.
+    """Judge a probe by its findings without a sandbox (`control`) and in a sandbox (`found`). Pure.
 
     A way that got through is a failure, whatever else is known. Nothing passes unless the attack was shown to be possible.
     """

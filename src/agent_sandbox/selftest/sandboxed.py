@@ -43,7 +43,7 @@ Sandbox(validate_code=False).execute(open(sys.argv[1]).read(), on_output=lambda 
 class Cloned:
     """A sandbox of the command line: the preset and the user's options, on layers that are kept, for the bench's project.
 
-    The process must be single-threaded while it is used, as `run` is.
+    While this sandbox is used, our process must have a single thread, as the process of `agent-sandbox run` has.
     """
 
     name = "run"

@@ -5,7 +5,8 @@ follows no link of any kind, stays on one filesystem, and opens only directories
 
 `os.fwalk` and `shutil.rmtree` are not used. They keep one descriptor per level or recurse, so a tree 10,000 levels deep breaks them; they
 cross into other mounts; and they give up on directories of mode 000. Here a single descriptor goes down and, through "..", up again. Each
-step up is accepted only if it arrives at the directory it came from (same device and inode), so a moved directory cannot lead elsewhere.
+step up is accepted only if it arrives at the directory that the step down left (same device and inode), so a moved directory cannot lead
+elsewhere.
 
 Removal unlinks nothing by path. A tree that is rearranged meanwhile can make it fail, but cannot lead it outside. Directories of mode 000
 (overlayfs makes one, `work/work`) are made accessible first, which their owner may do.
@@ -184,9 +185,9 @@ def _attribute(place: int | str, name: str, *, follow: bool) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class TreeEntry:
-    """One entry that `walk` found. Its descriptors are valid until the next entry is taken.
+    """One entry that `walk` yielded. Its descriptors are valid until `walk` yields the next entry.
 
-    `directory` is the directory that holds it. `own` is the entry itself if it is a directory that can be entered, else None.
+    `directory` is the directory that holds the entry. `own` is the entry itself if it is a directory that can be entered, else None.
     """
 
     parent: TreeEntry | None
@@ -198,7 +199,7 @@ class TreeEntry:
 
     @property
     def path(self) -> str:
-        """The path relative to the start of the walk. Computed on demand: stored for 10,000 nested directories it would be quadratic."""
+        """The path relative to the start of the walk. Computed on demand: the paths of 10,000 nested directories need much memory."""
         names: list[str] = []
         entry: TreeEntry | None = self
         while entry is not None:
@@ -292,7 +293,7 @@ def names(directory: int, *, limit: int) -> dict[str, int]:
 
 
 def status_of(directory: int, name: str) -> os.stat_result | None:
-    """Return the status of an entry, of a link itself; None if there is none."""
+    """Return the status of an entry without following a link; None if there is no such entry."""
     try:
         return os.stat(name, dir_fd=directory, follow_symlinks=False)
     except FileNotFoundError:
@@ -308,7 +309,7 @@ def identity(fd: int) -> tuple[int, int]:
 def enter(directory: int, name: str, wanted: int) -> tuple[int, os.stat_result, int | None]:
     """Open a directory and give its owner (us) those rights in `wanted` that the guest removed.
 
-    Returns a descriptor, the original status, and the mode to restore, or None if it was not changed.
+    Returns a descriptor, the original status, and the mode to restore, which is None if the mode was not changed.
     """
     resolve = syscalls.RESOLVE_BENEATH | _NO_LINKS | _ONE_FILESYSTEM
     try:
@@ -389,8 +390,8 @@ class _Removal:
 def remove_tree(directory: int, name: str, *, until: float = math.inf) -> bool:
     """Remove `name` in `directory` and everything below it. Returns False if the time ran out.
 
-    Afterwards it is gone, or `WorkspaceError` says what could not be removed; everything else is removed even then. A missing name is no
-    error. At `until`, on the monotonic clock, it stops half-way.
+    Otherwise the name is gone afterwards, or `WorkspaceError` says what could not be removed; everything else is removed even then. A
+    missing name is no error. At `until`, on the monotonic clock, the removal stops half-way.
     """
     if name in ("", ".", "..") or "/" in name:
         raise WorkspaceError(f"not the name of an entry: {name!r}")

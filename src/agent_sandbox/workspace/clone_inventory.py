@@ -1,8 +1,9 @@
 """The clone inventory: the names of all entries of a project when its clone was made. `drift` uses it to find new and removed entries.
 
 Only directories are listed; no entry is opened or examined. 200,000 names take a fraction of a second and a file of a few megabytes, so the
-inventory is made in the background of the first run. Names change meanwhile: it is not promised that the inventory is *exactly* the state
-at the clone, and times decide in doubt. Until the file is complete, removed and new entries cannot be detected; `NoInventory` says so.
+inventory is made in the background of the first run. Names may change during the listing, so the inventory may differ from the state at the
+clone; in doubt `drift` goes by the times of entries. Until the file is complete, removed and new entries cannot be detected; `NoInventory`
+says so.
 """
 
 from __future__ import annotations

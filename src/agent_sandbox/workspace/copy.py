@@ -49,7 +49,7 @@ def copy_special(source: int, name: str, into: int, status: os.stat_result, attr
 
 
 def dress(fd: int, status: os.stat_result, attributes: Mapping[str, bytes]) -> None:
-    """Give an open file or directory of ours the owner, mode and times in `status`, and the extended `attributes` but no others."""
+    """Give an open file or directory of ours the owner, mode and times in `status`, and set the extended `attributes`."""
     _own(fd, status, os.fstat(fd))  # first: chown clears set-user-id bits and capabilities
     _attribute(fd, attributes)
     os.fchmod(fd, stat.S_IMODE(status.st_mode))  # after the attributes: setting them needs write permission

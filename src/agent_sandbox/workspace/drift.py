@@ -137,8 +137,8 @@ Verdict = NotMoved | MovedOn
 def judge(changes: ChangeSet, bases: Bases, expected: Mapping[str, Fingerprint | None], *, machine_root: str = "/") -> dict[str, Verdict]:
     """Compare the real entry with the base of each change.
 
-    `expected` holds the entries just seen, including everything below directories that would be removed. A file is read only where times do
-    not decide. Without a base and without a real entry nothing can be lost: that counts as unmoved.
+    `expected` holds the real entries just seen, including everything below directories that would be removed. A file is read only where
+    times do not decide. A path without a base and without a real entry counts as not moved, because nothing can be lost there.
     """
     with Reality(machine_root) as reality:
         comparison = _Judge(bases, expected, reality)
@@ -178,7 +178,7 @@ class _Judge:
         return self._bases.get(path) or Base(path, None, known=False)
 
     def _is_listed(self, path: str) -> bool:
-        """Return whether everything below a real directory was recorded, with it or with a directory above it."""
+        """Return whether all entries below a real directory were recorded as bases, with that directory or with a directory above it."""
         while path:
             if self._base(path).listed:
                 return True
@@ -186,7 +186,7 @@ class _Judge:
         return False
 
     def _compare(self, base: Base, seen: Fingerprint | None) -> tuple[bool, Fingerprint | None]:
-        """Return whether the entry equals its base, and the entry, with its digest if it had to be read."""
+        """Return whether the real entry equals its base, and its fingerprint, with a digest if the file had to be read."""
         if not base.known:
             return False, seen
         if alike(base.seen, seen):
@@ -376,9 +376,9 @@ class _Scan:
         return deeper
 
     def _remembered(self, directory: int, path: str) -> tuple[bool, dict[str, str] | None]:
-        """Return whether every entry of a directory is new, and otherwise the names that were in it.
+        """Return whether every entry of a directory is new, and the names that the directory had at the clone.
 
-        The names are None if all is new, if no name has changed, or if the inventory cannot tell.
+        The names are None if every entry is new, if no name has changed, or if the inventory does not list the directory.
         """
         if isinstance(self.names, NoInventory):
             return False, None

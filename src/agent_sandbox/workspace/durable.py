@@ -1,4 +1,4 @@
-"""Write small files of our own atomically: a crash leaves the old or the new one. Explain errors of the disk."""
+"""Write small files of our own atomically: a crash leaves the old file or the new file. Explain errors of the disk."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _REMEDIES = {
 
 @contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Turn an OSError into a `WorkspaceError` that says what was tried and what to do."""
+    """Turn an OSError of the block into a `WorkspaceError` that says which action failed (`what`) and what to do."""
     try:
         yield
     except OSError as error:
@@ -31,7 +31,7 @@ def explained(what: str) -> Iterator[None]:
 def write_atomically(path: str, content: str | bytes, *, sync: bool = True) -> None:
     """Replace a file's content. Afterwards it holds all of `content`, or its old content. Raises OSError.
 
-    Without `sync`, a crash of the machine may leave a torn file: for content that can be checked and made again.
+    Without `sync`, a crash of the machine may leave a torn file. Use this only for content that can be checked and made again.
     """
     new = path + ".new"  # fixed name: a leftover from a crash is overwritten next time
     with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb") as file:

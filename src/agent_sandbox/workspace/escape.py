@@ -3,7 +3,7 @@ r"""Make guest text safe to show: escape every character that cannot plainly be 
 Escaped are: control characters and escape sequences, carriage returns and other line ends, direction marks, zero-width and blank
 characters, private and unassigned ones, bytes that are not UTF-8, and combining marks stacked on one letter until they cover the lines
 above. Text of any language is left as it is. An escape such as \x1b looks the same as those four characters in the text itself: both are
-harmless to show, and on a terminal ours have a colour of their own.
+harmless to show, and on a terminal our escapes have a colour of their own.
 
 `lookalike` remarks on confusable names. `folded` and `components` map confusable names to one spelling.
 """
@@ -35,7 +35,7 @@ def visible(text: str) -> str:
 
 
 def named(path: str) -> str:
-    """Return a name safe to put before words of ours. Blanks or quotation marks in it are quoted, so it cannot fake such words."""
+    """Return a name safe to put before words of ours. A name with blanks or quotation marks is quoted, so it cannot fake our words."""
     shown = visible(path)
     return '"' + shown.replace('"', '\\"') + '"' if " " in shown or '"' in shown else shown
 
@@ -72,7 +72,7 @@ def width(character: str) -> int:
 
 
 def lookalike(path: str) -> str:
-    """Return a remark on a name that may be mistaken for another, else "". It may be wrong; no decision depends on it."""
+    """Return a remark on a name that may be mistaken for another, else "". The remark may be wrong; no decision depends on it."""
     if path.isascii():
         return ""
     word = ""
@@ -120,5 +120,5 @@ def components(path: str) -> tuple[str, ...]:
 
 
 def _invisible(character: str) -> bool:
-    """Return whether this is a format character or a variation selector, which only changes how the one before it is drawn."""
+    """Return whether this is a format character, or a variation selector, which only changes how the preceding character is drawn."""
     return unicodedata.category(character) == "Cf" or "\ufe00" <= character <= "\ufe0f" or "\U000e0100" <= character <= "\U000e01ef"

@@ -118,8 +118,8 @@ def describe(
 def same_content(one: int, other: int, size: int, *, most: int) -> tuple[bool | None, int]:
     """Return whether two open files share their first `size` bytes, and the number of bytes read.
 
-    The answer is None when it would take more than `most` bytes. Shared holes are not read: a file of a terabyte that occupies a megabyte
-    costs a megabyte.
+    The answer is None when the comparison would read more than `most` bytes. Holes that both files have are not read: a file of a terabyte
+    that occupies a megabyte costs a megabyte.
     """
     if size <= min(_CHUNK, most):  # the usual case
         piece = os.pread(one, size, 0)

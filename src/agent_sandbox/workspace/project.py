@@ -1,8 +1,8 @@
 """Find the project of a directory. Each project has its own current sandbox.
 
-A marker in `/` or in the home directory, put there by accident or by an attacker, must not turn everything into one project; so the search
-ends below them. To use such a directory as a project, the user has to name it. A marker counts only if it belongs to us, to root, or to the
-owner of the directory where the search began: in a shared directory anybody can make one above somebody else's project.
+A marker in `/` or in the home directory, put there by accident or by an attacker, must not turn everything into one project. So the search
+ends below these two directories. To use one of them as a project, the user has to name it. A marker counts only if it belongs to us, to
+root, or to the owner of the directory where the search began: in a shared directory anybody can put a marker above somebody else's project.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Project:
 def find_project(cwd: str, *, home: str, explicit: bool = False, mounts: Iterable[mountinfo.Mount] = ()) -> Project:
     """Return the nearest directory at or above `cwd` with a marker, else `cwd` itself.
 
-    With `explicit`, the named directory is used whatever it is. Otherwise raises `PolicyError` when the project would be `/`, the home
-    directory, or a directory that contains it; always raises it when `cwd` is no directory. Without `mounts`, `fstype` and `remote` are not
-    set.
+    With `explicit`, return `cwd` itself, whatever directory it is. Without `explicit`, raise `PolicyError` when the project would be `/`,
+    the home directory, or a directory that contains the home directory. In both cases, raise `PolicyError` when `cwd` is no directory.
+    Without `mounts`, `fstype` and `remote` are not set.
     """
     here = _canonical(cwd)
     home = os.path.realpath(home) if home else "/"

@@ -1,8 +1,8 @@
-"""Protected changes: they need their own approval, because the changed file is run, obeyed or trusted without another look.
+"""Protected changes: they need their own approval, because programs or agents run, obey or trust the changed file without another look.
 
-Pure: names, modes and link targets decide, and the text of a file that is only sometimes dangerous. Listed here is everything that runs by
-itself when a person opens, builds, commits or enters a project. Ordinary source code is not listed; the diff is for that. A `Makefile` or a
-`setup.py` runs only when somebody runs it.
+Pure. Names, modes and link targets decide; for a file that is only sometimes dangerous, its text decides. This module lists everything that
+runs by itself when a person opens, builds, commits or enters a project. Ordinary source code is not listed; the diff is for that. A
+`Makefile` or a `setup.py` runs only when somebody runs it.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def classes_of_all(
 ) -> dict[str, frozenset[str]]:
     """Return the classes of each protected change, by path. Classes of the whole set are under the path of the project.
 
-    `gone` are the paths of real entries that would be removed. Removing a directory removes its contents, so they are among them.
+    `gone` are the paths of real entries that would be removed, including all entries below a removed directory.
     """
     classes: dict[str, frozenset[str]] = {}
     removed = {change.path for change in changes if _goes(change)}
@@ -242,7 +242,10 @@ def leaves(path: str, target: str, project: str, links: Links) -> bool:
 
 
 def _steps(target: str, project: str, inside: list[str]) -> list[str] | None:
-    """Return the names in a link's target, last first; None for an absolute target outside the project. One inside restarts at its root."""
+    """Return the names in a link's target, last first; None for an absolute target outside the project.
+
+    For an absolute target inside the project, clear `inside`: the names start at the root of the project.
+    """
     if target.startswith("/"):
         if not contains(project, target):
             return None
@@ -270,7 +273,7 @@ def _below(path: str, project: str) -> str:
 
 
 def _collisions(changes: ChangeSet, names: Names) -> set[str]:
-    """Return the added entries whose name may be confused with another in the same directory, existing or added too."""
+    """Return the added entries whose name may be confused with another name in the same directory, whether existing or added too."""
     gone = {change.path for change in changes if change.after is None}
     spelt: dict[str, dict[str, str]] = {}
     collisions: set[str] = set()
@@ -286,7 +289,7 @@ def _collisions(changes: ChangeSet, names: Names) -> set[str]:
 
 
 def _bare_repositories(changes: ChangeSet) -> set[str]:
-    """Return directories not called .git that git would take for a repository, running the programs their configuration names."""
+    """Return directories not called .git that git would take for a repository. Git runs the programs that its configuration names."""
     there = {change.path for change in changes if change.after is not None}
     heads = (posixpath.dirname(path) for path in there if posixpath.basename(path) == "HEAD")
     return {top for top in heads if f"{top}/objects" in there and f"{top}/refs" in there}

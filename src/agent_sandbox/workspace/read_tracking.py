@@ -1,7 +1,7 @@
 """The files of a project that a run opened. An agent's decision may rest on a file that has drifted since.
 
-`kernel.notify` reports them, as root only. Only opening a file is reported: not reading its status, not listing a directory, and not
-looking up a name that does not exist. A program that saw that a file exists, or its size, leaves no trace here.
+`kernel.notify` reports the opened files, as root only. Only opening a file is reported: not reading its status, not listing a directory,
+and not looking up a name that does not exist. A program that only looked whether a file exists, or at its size, leaves no trace here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MOST_PATHS = 1_000_000
 
 @dataclass(frozen=True)
 class Reads:
-    """Absolute paths of opened files. When `complete` is False some were missed: then any file may have been read."""
+    """Absolute paths of opened files. When `complete` is False, some opened files are missing here: any file may have been read."""
 
     paths: frozenset[str]
     complete: bool = True

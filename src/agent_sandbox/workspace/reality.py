@@ -1,10 +1,11 @@
-"""The real entries at the paths that a layer covers: how they are reached, and fingerprints that tell later whether they have changed.
+"""The real entries at the paths that a layer covers, and fingerprints that show later whether an entry has changed.
 
-No link is followed on the way down, because the overlay's lower layer does not follow links either: if the guest replaced a link with a
-directory, the link's target has nothing to do with it. Unlike in a layer, mounts are crossed: a path means the same as on the machine.
+No link is followed on the way down, because the overlay's lower layer does not follow links either. If the guest replaced a link with a
+directory, the link's target has nothing to do with that directory. Unlike in a layer, mounts are crossed: a path means the same as on the
+machine.
 
-Size and times can mislead: a coarse clock hides a second write, and a tool that restores times hides a first one. The inode's change time
-cannot be set, so it is trusted when it is old enough; otherwise content decides.
+Size and modification time can mislead: a coarse clock hides a second write, and a tool that restores times hides even the first write. The
+inode's change time cannot be set, so it is trusted when it is old enough; otherwise content decides.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class Reality:
             os.close(listing)
 
     def status(self, path: str, name: str) -> os.stat_result | None:
-        """Return the status of `name` in the directory at `path`, for a link its own; None if it does not exist."""
+        """Return the status of `name` in the directory at `path`, without following a link; None if it does not exist."""
         directory = self.directory(path)
         if directory is None:
             return None
@@ -172,7 +173,7 @@ def digest_of_open(fd: int) -> str:
 def alike(one: Fingerprint | None, other: Fingerprint | None) -> bool:
     """Return whether both have the same type, content, mode, owner and attributes, on any inode.
 
-    Files with unread content count as different unless they are the same, settled inode.
+    Files whose content was not read count as different, unless both are the same inode with the same, old enough change time.
     """
     if one is None or other is None:
         return one is other

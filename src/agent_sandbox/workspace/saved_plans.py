@@ -54,7 +54,7 @@ class PlanState(SandboxState):
         return hold(os.path.join(self.path, "lock"), Holder(os.getpid(), command, self.store.clock()), wait=wait, what="this plan")
 
     def prepare(self, limit_bytes: int | None = None) -> PreparedSandbox:
-        """Create missing files as for a sandbox, without the note about a missing image: a plan never has one."""
+        """Create missing files as for a sandbox, without the note about a missing image: a plan never has an image."""
         return replace(super().prepare(limit_bytes), notes=())
 
     def _make_layers(self, present: object, limit_bytes: int | None) -> tuple[str, ...]:
@@ -76,7 +76,7 @@ class SavedPlan:
             write_atomically(os.path.join(self.state.path, _BEGUN), "")
 
     def recall(self) -> None:
-        """Remove the mark: nothing was carried out, so the plan may be tried again."""
+        """Remove the mark of `begin`: nothing was carried out, so the plan may be carried out later."""
         with explained("note that the plan was not carried out"):
             os.unlink(os.path.join(self.state.path, _BEGUN))
             sync_directory(self.state.path)
@@ -91,7 +91,7 @@ class Plans:
 
     @contextmanager
     def making(self, project: str) -> Iterator[PlanState]:
-        """Make a place for the layers of a simulation. Without a call of `keep` it is removed at the end of the block. Sweeps first."""
+        """Make a place for the layers of a simulation, after a sweep. If `keep` is not called, the block's end removes the place."""
         state = PlanState(self._store, project, secrets.token_hex(8))
         with ExitStack() as ends:
             with self._alone():

@@ -16,11 +16,11 @@
 Only `reset` removes layers. Other damage is repaired from known facts, or refused. The state directory may lie inside a project: the view
 must hide it there.
 
-Format 2 is read and written; it is that of every version since layers are stacked. Format 1, of earlier versions, is refused: nothing of
-such a store is changed. `tests/workspace/old_store` holds stores of an earlier version, and a test that opens them.
+This version reads and writes format 2, as every version does that stacks layers. A store of format 1, of earlier versions, is refused and
+not changed. `tests/workspace/old_store` holds stores of an earlier version, and a test that opens them.
 
-A lock names its holder. The kernel's lock on the open file is authoritative; it ends with its holder, however that ends. The text in the
-file only names the holder to a process that is refused, so text left by a dead holder never blocks anyone.
+A lock names its holder. The kernel's lock on the open file is authoritative; it ends with the holder, however the holder ends. The text in
+the file only tells a refused process who the holder is, so text left by a dead holder never blocks anyone.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class SandboxState:
         return self.stacking or os.path.isdir(self.layers)
 
     def lock(self, *, wait: bool = False, command: str = "") -> AbstractContextManager[None]:
-        """Hold this sandbox for the duration of a block. A refused process is shown `command`; see `lock.hold`."""
+        """Hold this sandbox for the duration of a block. A refused process is shown `command`; see `hold`."""
         holder = Holder(os.getpid(), command, self.store.clock())
         return hold(os.path.join(self.store.path, "locks", self.id), holder, wait=wait)
 
@@ -190,7 +190,7 @@ class SandboxState:
         return PreparedSandbox(present, notes)
 
     def _begun(self) -> Present:
-        """Write the history of a new sandbox before its layers exist: layers without a history mean that it was lost."""
+        """Write the history of a new sandbox before its layers exist: layers without a history mean that the history was lost."""
         history = self.history()
         history_file.save(self.path, history)
         return Present.of(history)
@@ -353,7 +353,7 @@ class Holder:
 
 @contextmanager
 def hold(path: str, holder: Holder, *, wait: bool, what: str = "this sandbox") -> Iterator[None]:
-    """Hold the lock at `path` for the duration of the block. Without `wait`, raises `Busy`, naming the holder, when it is taken.
+    """Hold the lock at `path` for the duration of the block. Without `wait`, raises `Busy`, naming the holder, if it is held.
 
     The descriptor is closed on exec. A child forked without exec has to close it, or it keeps the lock.
     """
@@ -377,7 +377,7 @@ def hold(path: str, holder: Holder, *, wait: bool, what: str = "this sandbox") -
 
 
 def _holder(descriptor: int) -> Holder | None:
-    """Read the holder from the file; None if that process is dead. Just after a change of hands it still names the previous one."""
+    """Read the holder from the file; None if that process is dead. For a moment, the file may still name the previous holder."""
     from json import loads  # imported here: needed only when the lock is refused
 
     try:

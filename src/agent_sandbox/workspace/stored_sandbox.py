@@ -46,13 +46,13 @@ class ForRun:
     present: Present
     notes: tuple[str, ...] = ()
     growth: Growth | None = None
-    since_ns: int = 0  # start of this run, or of an earlier one whose bases were not kept: an older real entry has not changed since
+    since_ns: int = 0  # start of this run, or of an earlier run whose bases were not kept: see `originals.runs.begin`
     began_ns: int = 0  # start of this run
 
 
 @dataclass(frozen=True)
 class Rollback:
-    """A finished rollback: the snapshot gone back to, and the one that keeps the previous state; None if nothing had run since."""
+    """A finished rollback: the snapshot that is the state now (`to`), and the snapshot of the previous state, None if nothing had run."""
 
     to: Snapshot
     kept: Snapshot | None = None
@@ -116,7 +116,7 @@ class Stored:
         cloned_ns = known.began_ns if isinstance(known, clone_inventory.Inventory) else int((self.state.created() or self._now()) * 1e9)
         read, bases, inside = read_tracking.recall(self.state.reads), self.bases(), changes.within(self.state.project)
         drift = look_for_drift(self.state.project, cloned_ns, known, changes, bases, masks=masks, reads=read)
-        # A promotion makes a new clone. Reality may have moved on before that, at paths that stayed in the sandbox.
+        # A promotion makes a new clone. Reality may have moved on before the promotion, at paths that stayed in the sandbox.
         return with_judged(drift, judge(inside, bases, look_at(self.state.project, inside)))
 
     def remember_names(self, masks: Collection[str], cloned_ns: int | None = None) -> None:
@@ -145,7 +145,7 @@ class Stored:
             return move.snapshot
 
     def rollback(self, to: str | int | None = None) -> Rollback:
-        """Go back to a snapshot, by id or label; without one, to the last. An automatic snapshot keeps the present state.
+        """Go back to a snapshot, given by id or label, by default the last snapshot. An automatic snapshot keeps the present state.
 
         Raises `PolicyError` if no snapshot or several match.
         """
@@ -168,9 +168,9 @@ class Stored:
             return target
 
     def drop(self, paths: Collection[str], label: str, masks: Collection[str] = (), *, places: Collection[str] = ()) -> Snapshot | None:
-        """Drop promoted paths from its layers, so that the machine shows there. Returns the snapshot that keeps the layers as they were.
+        """Drop promoted paths from its layers, so that the machine's entries show there. Return the snapshot of the layers before.
 
-        `places` are promoted directories that stay, because other changes lie in them. Call it with the lock held.
+        `places` are promoted directories that stay in the layers, because other changes lie in them. Call it with the lock held.
         """
         began = time.monotonic()
         before = self.state.history()
@@ -185,7 +185,7 @@ class Stored:
         return move.snapshot
 
     def _clone_anew(self, masks: Collection[str], changed: float) -> None:
-        """Renew the clone time and the inventory. Waits, so that our own writes until `changed` are older than the clone."""
+        """Renew the clone time and the inventory. Waits first, so that our own writes before `changed` are older than the new clone."""
         time.sleep(max(0.0, TICK_NS / 1e9 - (time.monotonic() - changed)))
         self.remember_names(masks)
 
@@ -204,7 +204,7 @@ class Stored:
         return matches[-1]
 
     def copy_to(self, other: SandboxState, limit_bytes: int | None) -> None:
-        """Copy its present state into another, new sandbox of the same project. Call it with the lock held; the other needs none."""
+        """Copy its present state into another, new sandbox of the same project. Call it with the lock of this sandbox held."""
         from shutil import copyfile
 
         from agent_sandbox.workspace.layers.squash import squash
@@ -229,7 +229,7 @@ class Stored:
         history.save(other.path, history.History(active=into, used=True, next=into + 1))
 
     def for_run(self, limit_bytes: int | None, until_the_end: ExitStack, asked_ns: int | None = None) -> ForRun:
-        """Prepare its layers for a run with this disk limit. Call it with the lock held. The exit stack releases them after the run.
+        """Prepare its layers for a run with this disk limit. Call it with the lock held. The exit stack closes the image after the run.
 
         `asked_ns` is when the run was asked for, by `file_clock_ns`; now if None. Files written before that are older than the run.
         """
@@ -241,7 +241,7 @@ class Stored:
             present = self._save(replace(self.state.history(), used=True))
         if len(present.chain) > history.LONGEST_CHAIN:
             present = self._shorten()
-        while (now := file_clock_ns()) <= asked:  # then all that was written before we were asked is older than the run
+        while (now := file_clock_ns()) <= asked:  # so that everything written before this call is older than the run
             time.sleep(_PART_OF_A_TICK)
         since = begin(self.state.bases, (*present.chain[::-1], present.active), now_ns=now)
         if not self.state.stacking:
@@ -395,7 +395,7 @@ def _owner_shift() -> int:
 
 
 def unseen(top: int, generations: Iterable[int], shown: Collection[str]) -> tuple[str, ...]:
-    """Return the trees with changes in these generations that a view of `shown` trees would not show. Raises OSError."""
+    """Return the trees that have changes in these generations and that a view of the trees `shown` would not show. Raises OSError."""
     hidden: set[str] = set()
     for generation in generations:
         with suppress(FileNotFoundError):

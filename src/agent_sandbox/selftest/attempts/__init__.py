@@ -1,7 +1,7 @@
-"""The attempts of the self-test, and the frame that runs one and prints which of its ways got through.
+"""The attempts of the self-test, and the frame that runs an attempt and prints which of its ways got through.
 
-They run in a sandbox, and on the bare machine to show that they can succeed. They are sent as text, this file in front, and never imported
-by us. They import little: an interpreter starts for each attempt, and json or pathlib would double the time.
+Attempts run in a sandbox, and on the bare machine to show that they can succeed. We send them as text, after the text of this file, and
+never import them. They import little: an interpreter starts for each attempt, and json or pathlib would double the time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def main(name: str, arguments: dict[str, object], stay: float) -> None:
     """Do every deed of an attempt and print the result, then stay for some seconds, to be observed from outside.
 
-    A deed that returns got through, and its result is the evidence; one that raises was refused.
+    A deed that returns got through, and its result is the evidence. A deed that raises was refused.
     """
     reached, refused = {}, {}
     for way, deed in globals()[name](**arguments).items():

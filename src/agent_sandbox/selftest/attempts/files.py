@@ -17,7 +17,7 @@ def nothing(note: str = "") -> Deeds:
 
 
 def read(paths: list[str]) -> Deeds:
-    """Read each file by its path, and once more through a descriptor that only named it."""
+    """Read each file by its path, and once more by reopening an O_PATH descriptor."""
     return {
         **{path: later(content, path) for path in paths},
         **{f"{path} by /proc/self/fd": later(_reopened, path) for path in paths},

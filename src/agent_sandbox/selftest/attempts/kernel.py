@@ -1,7 +1,7 @@
 """Attempts on the kernel itself: calls, namespaces, other processes' memory, terminals, settings.
 
-Calls that must not reach the kernel are made with arguments that no kernel accepts: EPERM then comes from a filter in front of it, and any
-other answer from the kernel.
+Calls that must not reach the kernel are made with arguments that no kernel accepts. A filter in front of the kernel answers EPERM or
+ENOSYS. Any other answer comes from the kernel.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def unshare(number: int, kinds: dict[str, int]) -> Deeds:
 
 
 def own_namespaces(theirs: dict[str, str]) -> Deeds:
-    """Compare its namespaces with those of its caller."""
+    """Compare the namespaces of this process with the namespaces of the self-test."""
     return {kind: later(_shared, kind, identity) for kind, identity in theirs.items()}
 
 
@@ -47,7 +47,7 @@ def meddle(pid: int, address: int, numbers: dict[str, int]) -> Deeds:
 
 
 def type_into_terminal(requests: dict[str, int]) -> Deeds:
-    """Push a key into its terminal, as if somebody had typed it."""
+    """Push a key into the terminal of this process, as if somebody had typed it."""
     os.close(os.open(os.ttyname(0), os.O_RDWR))  # which makes it the terminal of this session
     return {name: later(_typed, request) for name, request in requests.items()}
 
@@ -58,7 +58,7 @@ def open_settings(paths: list[str]) -> Deeds:
 
 
 def take_name(name: str) -> Deeds:
-    """Set the process name, by which it can be found from outside."""
+    """Set the name of this process, by which the self-test finds the process from outside."""
     return {"name": lambda: _LIBC.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)}
 
 

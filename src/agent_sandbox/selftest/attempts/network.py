@@ -9,7 +9,7 @@ from agent_sandbox.selftest.attempts import Address, Deeds, later
 
 
 def connect(targets: dict[str, tuple[int, Address]]) -> Deeds:
-    """Connect a stream socket to each target: its family, and its address."""
+    """Connect a stream socket to each target. A target is a family and an address."""
     return {way: later(_connect, family, address) for way, (family, address) in targets.items()}
 
 

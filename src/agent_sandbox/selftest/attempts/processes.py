@@ -162,7 +162,7 @@ def _in_environments(name: str) -> str:
 def _is_open(number: int) -> bool:
     try:
         os.fstat(number)
-    except OSError:  # it was that of the listing itself
+    except OSError:  # the descriptor of the listing itself, closed by now
         return False
     return True
 
@@ -185,7 +185,7 @@ def _runs_as_another(program: str) -> str:
     import subprocess
 
     with subprocess.Popen([program, "--help"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL) as process:
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # what has ended keeps its ids until it is reaped
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # an ended process keeps its ids until it is reaped
         status = content(f"/proc/{process.pid}/status")
         effective = int(status.partition("\nUid:")[2].split()[1])
     if effective == os.geteuid():

@@ -1,4 +1,4 @@
-"""Probes on limits. Each uses a small limit on the same machinery: reaching the user's own would be the attack itself."""
+"""Probes on limits. Each sets a small limit: to reach the user's own limit, a probe would have to load the machine itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SUBJECT = Probes("control groups", "a kept run")
 _PROCESSES, _FILES, _OUTPUT = 24, 64, 64 << 10
 _MEMORY, _DISK = 96, 8  # MiB
 _WALL, _CPU, _WRITING = 0.3, 0.2, 1.0  # seconds
-# An attempt lasts this many times as long in a sandbox as without: under load, a late limit must not look like none.
+# An attempt lasts this many times as long in a sandbox as without: under load, a late limit must not look like a missing one.
 _PATIENT = 4
 
 

@@ -1,4 +1,4 @@
-"""Probes on what remains of a run: nothing is visible to the next, outlives it or survives its supervisor, and all is in the ledger."""
+"""Probes on what remains of a run: the next run sees nothing of it, no process outlives it or its supervisor, and the ledger records it."""
 
 from __future__ import annotations
 

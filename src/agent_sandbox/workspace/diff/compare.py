@@ -3,8 +3,9 @@
 A preview also holds the facts besides content, in sentences with escaped names, and the sort of binary content. The sort is a remark for
 people; nothing depends on it. The old side is on the machine or in the kept originals; the new one is in the layers: see `layers.stack`.
 
-Time and memory are bounded whatever a guest wrote. Beyond a bound, lines count as replaced instead of being compared, and added content
-may be left out, which is counted. Removed content is not left out; if the real file cannot be read or is too large, the preview says so.
+Time and memory are bounded whatever a guest wrote. Beyond a bound, lines count as replaced instead of being compared. Added content may be
+left out, and the preview counts the bytes left out. Removed content is not left out; if the real file cannot be read or is too large, the
+preview says so.
 
 Small files are read whole. The common beginning and end of large files are skipped without being kept, so that a line added to a huge log
 is shown like any other. A file may change while it is read: sizes are taken once, and the bytes that were read are shown.
@@ -115,7 +116,7 @@ def is_binary(content: bytes) -> bool:
 
 
 def sort_of(start: bytes) -> str:
-    """Return the format that the magic number of the content names; "data" if it is none of the commonest."""
+    """Return the format that the magic number of the content names; "data" if the magic number is not known here."""
     for mark, sort in _MAGIC:
         if start.startswith(mark):
             return sort
@@ -162,7 +163,7 @@ class Effort:
 
 @dataclass(frozen=True)
 class Binary:
-    """Content that is not text: size and sort of each side, and where they first differ. A size is None for text or nothing."""
+    """Content that is not text: size and sort of each side, and where they first differ. The size of a text side is None."""
 
     old_size: int | None
     new_size: int | None
@@ -206,7 +207,8 @@ def compare(
 ) -> Preview:
     """Return the preview of a change. Read errors are reported in the value, never raised.
 
-    A renamed file is compared with the content of its old path, or shown whole if that cannot be read: a rename may hide no edit.
+    A renamed file is compared with the content of its old path. If the old path cannot be read, the file is shown whole, so that a rename
+    hides no edit.
     """
     preview = Preview(change, facts(change), warnings(change))
     if change.before and change.after and change.kind not in (Kind.MODIFIED, Kind.RETYPED):
@@ -242,7 +244,7 @@ def compare(
 
 
 def pair_renames(changes: ChangeSet) -> ChangeSet:
-    """Return the changes, renamed only where the old path goes away among them: elsewhere it stays, and the new one is shown whole."""
+    """Return the changes, without `renamed_from` where none of them removes the old path: then the new file is shown whole."""
     gone = {change.path for change in changes if change.before is not None and change.after is None}
 
     def goes(path: str) -> bool:
@@ -328,8 +330,8 @@ class MachineFiles:
     def below(self, change: Change, limit: int) -> tuple[Change, ...]:
         """Return the entries of a removed directory as deletions of their own.
 
-        Empty if there are more than `limit` or if they cannot be read. Also empty if something in it was hidden from the guest: it cannot
-        have meant to remove what it did not see.
+        Empty if there are more than `limit` or if they cannot be read. Also empty if something in it was hidden from the guest: the
+        guest cannot have meant to remove an entry that it did not see.
         """
         was_directory = change.before is not None and change.before.type is EntryType.DIRECTORY
         still_directory = change.after is not None and change.after.type is EntryType.DIRECTORY
@@ -362,7 +364,7 @@ class MachineFiles:
 
 @dataclass(frozen=True)
 class Formerly(MachineFiles):
-    """The old content as it was when a sandbox first changed it, if kept: the machine may have moved on since."""
+    """The old content of files from before a sandbox first changed them, if it was kept. The real files may have changed since."""
 
     bases: Bases = field(default_factory=dict)
     open_base: Callable[[Base], int] | None = None

@@ -124,7 +124,7 @@ def _range(start: int, stop: int, offset: int) -> str:
 
 
 def differing(old: str, new: str) -> tuple[Marks, Marks]:
-    """Return the stretches of both lines that differ; none if too little is the same for that to help."""
+    """Return the stretches of both lines that differ; none if the lines have too little in common for marks to help."""
     if max(len(old), len(new)) > _LONGEST:
         return (), ()
     before, after = _WORD.findall(old), _WORD.findall(new)

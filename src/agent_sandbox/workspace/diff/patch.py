@@ -1,8 +1,8 @@
 """A patch for `git apply`: exact bytes, with nothing escaped that git does not escape.
 
-It carries content, the executable bit, links and renames of the project, relative to it. Anything that it cannot carry is reported, never
-dropped silently. `git apply` compares a patch with the files that it finds. So files that have changed meanwhile come to no harm: the patch
-is refused.
+It carries content, the executable bit, links and renames in the project, with names relative to the project. Anything that it cannot carry
+is reported, never dropped silently. `git apply` compares a patch with the files that it finds. So files that have changed meanwhile come to
+no harm: git refuses the patch.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def quoted(name: bytes) -> bytes:
 
 
 def is_gits(path: str) -> bool:
-    """Return whether a part of the path is `.git` to some filesystem. Git refuses the whole patch then."""
+    """Return whether some filesystem takes a part of the path for `.git`. Git refuses a whole patch that contains such a path."""
     return ".git" in components(path)
 
 

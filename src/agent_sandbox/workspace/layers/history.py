@@ -96,7 +96,7 @@ def _frozen(history: History, stacking: bool) -> tuple[tuple[int, ...], tuple[tu
 
 
 def go_back(history: History, to: Snapshot, *, now: float, stacking: bool) -> HistoryStep:
-    """Go back to a snapshot. The present state stays reachable by an automatic snapshot, unless nothing has run since the last."""
+    """Go back to a snapshot. If a run has used the active generation, an automatic snapshot keeps the present state reachable."""
     snapshot: Snapshot | None = None
     if history.used:
         label = f"before rollback to {to.label or to.id}"[:LONGEST_LABEL]
@@ -115,9 +115,10 @@ def _both(move: HistoryStep) -> tuple[History, Snapshot | None]:
 
 
 def replaced(history: History, label: str, *, now: float, stacking: bool) -> tuple[HistoryStep, int]:
-    """Replace all layers by one new generation, after a snapshot of them. Also returns its number: it has to be made first.
+    """Replace all layers by one new generation, and add a snapshot of the old layers. Also return the number of the new generation.
 
-    `copies` stays empty even in a store that copies, because the old active generation becomes the snapshot's.
+    The new generation must be made before the history is written. `copies` stays empty even in a store that copies, because the old active
+    generation becomes the layer of the snapshot.
     """
     number = max((each.id for each in history.snapshots), default=0) + 1
     layers = history.layers if history.used or not stacking else history.chain
@@ -138,7 +139,7 @@ def restored(history: History, which: Snapshot, *, stacking: bool) -> History:
 
 
 def squashed(history: History) -> tuple[History, int]:
-    """Replace the chain by one new generation. Also returns its number: it has to be made first."""
+    """Replace the chain by one new generation. Also return its number: the generation must be made before the history is written."""
     return replace(history, chain=(history.next,), next=history.next + 1), history.next
 
 
@@ -164,7 +165,7 @@ def garbage(history: History, present: Iterable[str]) -> list[str]:
 
 
 def tree(history: History) -> Iterator[tuple[int, Snapshot]]:
-    """Yield each snapshot with its depth, below its parent, older ones first."""
+    """Yield each snapshot with its depth in the tree, after its parent, older siblings first."""
     children: dict[int | None, list[Snapshot]] = {}
     for each in history.snapshots:
         children.setdefault(each.parent, []).append(each)
@@ -176,7 +177,7 @@ def tree(history: History) -> Iterator[tuple[int, Snapshot]]:
 
 
 def find(history: History, name: str | int | None) -> Snapshot:
-    """Return the snapshot with this id or label; without a name, the last: the one the present state descends from.
+    """Return the snapshot with this id or label; without a name, the snapshot from which the present state descends, else the newest.
 
     Raises `PolicyError`, listing the snapshots, when none or several match.
     """

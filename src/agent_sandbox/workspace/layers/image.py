@@ -1,4 +1,4 @@
-"""The image of a sandbox of root: one ext4 in one file. It is the disk quota, and the separate filesystem that stacked layers need.
+"""The image of a sandbox of root: one ext4 in one file. It is the disk quota. It is also the separate filesystem that stacked layers need.
 
     <generation>/<key>/{upper,work,target}     see `layers.history`
     trash/                                     generations being removed
@@ -50,7 +50,7 @@ class NoImage(WorkspaceError):
 
 @dataclass(frozen=True)
 class Image:
-    """An attached image. `lost` says that the machine stopped while it was in use and the user has not been told yet."""
+    """An attached image. `lost` says that the machine stopped while the image was in use, and that the user has not been told yet."""
 
     path: str
     file: int
@@ -178,7 +178,7 @@ def _open(path: str) -> int:
 
 
 def _lock_or_share(file: int, path: str) -> loop.LoopDevice | None:
-    """Take the lock, which proves that the image is not attached, and return None; or return the device of its holder."""
+    """Lock the image and return None: the lock proves that no device is attached to it. If it is attached, return its device."""
     status = os.fstat(file)
     deadline = time.monotonic() + _STILL_WRITING_SECONDS
     while True:
@@ -188,7 +188,7 @@ def _lock_or_share(file: int, path: str) -> loop.LoopDevice | None:
         except BlockingIOError:
             if (shared := loop.find((status.st_dev, status.st_ino))) is not None:
                 return shared
-        if time.monotonic() > deadline:  # locked but not attached: normal for a moment before and after, else a foreign lock
+        if time.monotonic() > deadline:  # locked but not attached for longer than a moment: a foreign lock
             raise Busy(f"{path!r} is locked by another process", hint="find out which with: lslocks")
         time.sleep(_LOOK_AGAIN_SECONDS)
 
@@ -260,7 +260,7 @@ class Growth:
         self.refused = ""  # why it could not grow, in words for a person
 
     def __call__(self, top: int) -> None:
-        """Check the free space, and grow if needed. A fast writer gets more at a time: enough for four more checks."""
+        """Check the free space, and grow the image if needed. The faster the guest writes, the more the image grows at a time."""
         space = os.fstatvfs(top)
         free = space.f_bavail * space.f_frsize
         taken = max(0, (self._free_before or free) - free)

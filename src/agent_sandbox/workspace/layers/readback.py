@@ -6,10 +6,10 @@ machine's is no change. Times are not compared.
 
 The top directory of a layer is not compared: mounting the overlay sets its mode and owner.
 
-The cache lies beside the layers. A change set depends on the layers, on the bases, and on reality where a base is unknown. The first two
-are in the key: the history, and the file of the bases, to which every run adds its beginning and its end. For reality there are
-*witnesses*: the status of each real entry that was examined, checked again on load. Where witnesses are not enough nothing is cached: a
-change that hides a whole directory depends on everything in it.
+The cache lies beside the layers. A change set depends on the layers, on the bases, and on reality where a base is unknown. The key of the
+cache covers the layers by the history. It covers the bases by the state of their files, to which every run adds its beginning and its end.
+Reality is covered by *witnesses*: the status of each real entry that was examined, checked again on load. If witnesses do not cover all
+that was examined, nothing is cached: a change that hides a whole directory depends on everything in the directory.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Counterpart:
         self._close_file()
 
     def status(self, path: str, name: str) -> os.stat_result | None:
-        """Return the status of a name in the directory at `path`, for a link its own. It becomes the current entry."""
+        """Return the status of a name in the directory at `path`, without following a link. The name becomes the current entry."""
         self._close_file()
         if path != self._path:
             self._path, self._directory = path, self._reality.directory(path)
@@ -83,7 +83,7 @@ class Counterpart:
             return None
 
     def node(self, name: str, status: os.stat_result, ours: LayerEntry | None = None) -> Node | None:
-        """Return the node of the current entry; None when it has gone. `ours` is the entry to compare it with."""
+        """Return the node of the current entry; None when it has gone. `ours` is the layer's entry that will be compared with it."""
         directory = self._directory
         if directory is None:
             return None
@@ -154,9 +154,9 @@ def read_stack(
 ) -> ChangeSet:
     """Return the changes that the layers of a sandbox make to the machine at `machine_root`.
 
-    `masks` are the absolute paths that were hidden from the guest. Where `bases` knows the entry when a layer first covered a path, the
-    change is relative to that, elsewhere to the entry that is real now. Raises `TooMany` beyond `limit` entries: an incomplete list is
-    worse than none. `witnesses` records each real entry examined.
+    `masks` are the absolute paths that were hidden from the guest. A change is relative to the base of its path: the real entry at the time
+    when a layer first covered the path. If `bases` does not know that entry, the change is relative to the present real entry. Raises
+    `TooMany` beyond `limit` entries: an incomplete list is worse than none. `witnesses` records each real entry examined.
     """
     changes: list[Change] = []
     budget = _Budget(entries=limit)
@@ -298,7 +298,7 @@ class _Reader:
         return (Kind.XATTR if before.xattrs != after.xattrs else None), unread
 
     def _completed(self, change: Change, before: Node | None, entry: LayerEntry) -> Change:
-        """Add the rarer fields: a link to another path, and the entries that a directory takes with it."""
+        """Add the rarer fields: the path with the same inode, and the number of real entries that go with a removed directory."""
         if entry.status.st_nlink > 1 and stat.S_ISREG(entry.status.st_mode):
             first = self.links.setdefault((entry.status.st_dev, entry.status.st_ino), change.path)
             return replace(change, link_of=first) if first != change.path else change
@@ -387,7 +387,7 @@ class Witnesses:
 
 
 def _looks(status: os.stat_result | None) -> list[int] | None:
-    """Return the fields that must not change: for a directory those that are compared, for other entries all that reveal a change."""
+    """Return the fields that must not change: mode and owner, and for an entry that is no directory also device, inode and change time."""
     if status is None:
         return None
     looks = [status.st_mode, status.st_uid, status.st_gid]

@@ -1,8 +1,8 @@
-"""Find renames: added entries with the content of deleted ones.
+"""Find renames: added entries with the content of deleted entries.
 
-An overlay records no renames: a moved file is a deleted one and an added one. Both stay in the change set, because promotion needs both;
-`renamed_from` is for the reader. Files count as moved when their content is equal, and texts also when most of it is, as in git. A
-directory counts when everything in it moved along.
+An overlay records no renames: a moved file is a deleted file and an added file. Both stay in the change set, because promotion needs both;
+`renamed_from` is for the reader. A file counts as moved when its content is equal to that of a deleted file. A text also counts when at
+least half of its content is equal, as in git. A directory counts as moved when all its entries moved.
 
 Reading and comparing are bounded: beyond the bounds a rename is not found, and nothing else is lost. Empty files are all alike and are
 ignored.

@@ -1,7 +1,8 @@
 """Squash several generations into one: for long chains, for rootless snapshots, and to drop promoted changes.
 
-Mounted over the same base, the new generation shows the same tree. The old ones are not touched, and the new one is not used before this
-has returned: its remains after a crash are to be thrown away. The caller syncs it (syncfs) before pointing to it.
+Mounted over the same base, the new generation shows the same tree as the old generations. The old generations are not touched. The new
+generation must not be used before `squash` has returned; after a crash, throw its remains away. The caller syncs the new generation
+(syncfs) before the history refers to it.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ _MAKE = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 def squash(stack: Stack, into: int, *, link: bool, without: Collection[str] = (), machine_root: str = "/") -> None:
     """Write the merged content of a stack into the empty directory `into`, a new generation. Raises `WorkspaceError`.
 
-    With `link`, files are hard links to those of the old generations. That requires the same filesystem, and that neither is ever written
-    to. Otherwise they are copies; files that shared an inode share one again.
+    With `link`, files are hard links to the files of the old generations. That requires that old and new generations are on one filesystem,
+    and that neither is ever written to. Without `link`, files are copies; files that shared an inode share an inode again.
 
     `without` are the absolute paths of promoted changes. They are left out, so that the machine at `machine_root` shows there again. A
     directory among them stays if entries below it remain.
@@ -98,8 +99,8 @@ class _Level:
     entry: LayerEntry | None  # None for the top
     dropped: _Dropped | None  # paths to leave out below it
     hidden: bool = False  # nothing real shows through here in the old layers
-    sealed: bool = False  # nor in the new one
-    made: bool = False  # possibly superfluous directories are made only when an entry below is written
+    sealed: bool = False  # nothing real shows through here in the new layer either
+    made: bool = False  # False for a directory that may be superfluous, until an entry below it is written
 
 
 @dataclass(slots=True)
@@ -144,7 +145,7 @@ class _Writer:
                     self.here = above
 
     def without_marks(self, attributes: Mapping[str, bytes]) -> dict[str, bytes]:
-        """Return the attributes without the overlay's own."""
+        """Return the attributes without those that the overlay sets for itself."""
         return {name: value for name, value in attributes.items() if not name.startswith(self.stack.prefix)}
 
     def _begin(self, entry: LayerEntry, above: _Level, dropped: _Dropped | None) -> None:

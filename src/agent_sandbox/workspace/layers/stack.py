@@ -1,4 +1,4 @@
-"""The stack: the layers of a sandbox as one. A run's own layer is on top, over those that snapshots froze.
+"""The stack: the layers of a sandbox, read as one tree. A run's own layer is on top, over the layers that snapshots froze.
 
 A generation is a directory that holds `<key>/upper` for each overlay (see `layers.history`); the newest comes first. Rendering, comparing
 and promoting read layers through a `Stack`, never by path, so they get what the guest saw. `stacked`, `new_generation` and `tidy` open,
@@ -9,9 +9,9 @@ name decides its type. A whiteout means that nothing is there. Directories of th
 a non-directory or a directory marked opaque ends the merge. Marks count only under the prefix of this mount, because a guest can set all
 others.
 
-The guarantees of `beneath` hold for each layer: one descriptor goes down and up again, and a step up is accepted only if it arrives where
-it came from. A layer without the current directory stays at the last one it has. However deep the tree, there is one descriptor per layer,
-plus some that save the way up in trees of common depth.
+The guarantees of `beneath` hold for each layer: one descriptor goes down and up again, and a step up is accepted only if it arrives at the
+directory that the step down left. A layer that lacks the current directory stays at the deepest directory on the way that it has. However
+deep the tree, there is one descriptor per layer. A bounded number of outer directories stay open too, which makes steps up faster.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _MOST_KEPT = 64  # descriptors of outer directories, all layers together
 class Stack:
     """Opened generations, uppermost first. A context manager, and `changes.Contents`. Not thread-safe.
 
-    `userxattr` says how the overlays are mounted; `owner_shift` is the offset of the owner ids in the layers. `numbers` are those of the
-    generations, if they are a stored sandbox's.
+    `userxattr` says how the overlays are mounted; `owner_shift` is the offset of the owner ids in the layers. `numbers` are the numbers of
+    the generations, if they belong to a stored sandbox.
     """
 
     def __init__(self, generations: tuple[int, ...], *, userxattr: bool, owner_shift: int = 0, numbers: tuple[int, ...] = ()) -> None:
@@ -57,7 +57,7 @@ class Stack:
 
     @classmethod
     def of(cls, generations: Sequence[int], *, userxattr: bool, owner_shift: int = 0, numbers: tuple[int, ...] = ()) -> Stack:
-        """Return the stack of these descriptors. They are duplicated: the caller closes its own, closing the stack closes the copies."""
+        """Return the stack of these descriptors. The stack duplicates them and closes its copies; the caller closes the originals."""
         with ExitStack() as undo:
             own: list[int] = []
             for generation in generations:
@@ -120,7 +120,7 @@ class Stack:
         self._open, self._parts = None, []
 
     def _resolve(self, target: str, where: str) -> list[int]:
-        """Open the directories that make up a merged one, by the rules of `walk_layers`."""
+        """Open the directories of the layers that make up one merged directory, by the rules of `walk_layers`."""
         parts = self.uppers(target)
         while where and parts:
             name, _, rest = (where, "", "") if len(parts) == 1 else where.partition("/")  # in a single layer, marks do not matter
@@ -195,7 +195,7 @@ def stacked(top: int, numbers: tuple[int, ...], *, userxattr: bool, owner_shift:
 
 @contextmanager
 def new_generation(top: int, number: int) -> Iterator[int]:
-    """Create an empty generation for the block to fill, and sync it at the end. A leftover with its number is moved to the trash."""
+    """Create an empty generation for the block to fill, and sync it at the end. A leftover with this number is moved to the trash."""
     _move_aside(top, str(number))
     os.mkdir(str(number), 0o700, dir_fd=top)
     generation = os.open(str(number), _DIRECTORY, dir_fd=top)
@@ -243,16 +243,16 @@ def _move_aside(top: int, name: str) -> None:
 
 @dataclass(slots=True)
 class LayerEntry:
-    """One name of the merged tree, as in its uppermost layer. `directory` is a descriptor of the directory that holds it there.
+    """One name of the merged tree, as it is in the uppermost layer that has it. `directory` is the directory of the name in that layer.
 
-    Descriptors and `names` are valid until the next entry is taken.
+    Descriptors and `names` are valid until the walk yields the next entry.
     """
 
     name: str
     depth: int
     status: os.stat_result
     directory: int
-    attributes: dict[str, bytes]  # including the overlay's own
+    attributes: dict[str, bytes]  # including those that the overlay set for itself
     whiteout: bool = False
     own: int | None = None  # a directory or regular file, open in that layer; None when it may not be opened
     opaque: bool = False  # for a directory: nothing below the layers shows through
@@ -265,7 +265,7 @@ class _Part:
 
     layer: int
     identity: tuple[int, int]
-    outer: int = -1  # descriptor of the directory it was entered from; -1 if that was closed
+    outer: int = -1  # descriptor of the parent directory; -1 if that was closed
     above: tuple[int, int] | None = None  # identity of that directory; None at the top
     mode: int | None = None  # restored on leaving
     whiteouts_by_attribute: bool = False
@@ -283,7 +283,7 @@ def walk_layers(uppers: Sequence[int], prefix: str, *, limit: int = beneath.ENTR
     """Yield every entry of the merged tree of these directories, uppermost first: directories before their contents, sorted by name.
 
     Whiteouts are included. Directories that their owner may not read are made readable while the walk is in them. Raises `TooMany` after
-    `limit` entries, and `Moved` when a directory is moved away during the walk.
+    `limit` entries, and `MovedAway` when a directory is moved away during the walk.
     """
     walker = _Walker(prefix, [os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=upper) for upper in uppers], limit)
     try:
@@ -329,7 +329,7 @@ class _Walker:
                         os.close(fd)
 
     def _take(self, level: _Level, name: str) -> tuple[LayerEntry | None, Sequence[int]]:
-        """Return the entry of a name, and descriptors to close after use. None if it has gone, or will be tried again."""
+        """Return the entry of a name, and descriptors to close after use. The entry is None if it has gone, or if it is taken later."""
         holders = level.parts if level.holders is None else level.holders[name]
         part, closed = holders[0], False
         kind = part.types[name]

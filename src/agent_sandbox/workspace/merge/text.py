@@ -1,19 +1,20 @@
 """Merge two versions of a text with a common base, line by line, and find the edits between two lists of lines, in bounded time.
 
-*Ours* is the sandbox's version, *theirs* is the real one now. A change of one side alone is taken, and the same change on both sides is
-taken once. Where both changed the same lines, or lines that touch, there is a conflict: a value with all three versions, never a guess.
-Lines end with a newline and are otherwise bytes: a carriage return before it is part of the line, and the last line may lack the newline.
+*Ours* is the sandbox's version, *theirs* is the present real version. If one side alone made a change, the result has that change. If both
+sides made the same change, the result has it once. Where both changed the same lines, or lines that touch, there is a conflict: a value
+with all three versions, never a guess. Lines end with a newline and are otherwise bytes: a carriage return before the newline is part of
+the line, and the last line may lack the newline.
 
-Where each line occurs once, the result equals git's, conflicts included. Where lines repeat, an edit has several shortest readings, and
-ours may differ from git's: then one of the two may see a conflict that the other does not.
+If each line occurs once, the result equals git's, conflicts included. If lines repeat, several lists of edits are equally short, and we may
+choose another list than git. Then git may report a conflict where we report none, or the other way round.
 
 Content with a NUL is not text, and content that is too large is not searched. Such a file is one conflict as a whole, unless only one side
 changed it.
 
 Edits: lines are numbered first, so that comparing two lines compares two integers. Myers' algorithm finds the shortest list of edits: for
 each number of edits it computes how far each diagonal reaches. That is quadratic in the number of edits, which the author of the files
-chooses, so there is a budget. A stretch beyond it is divided at lines that occur once on both sides and in the same order. A stretch
-without such a line counts as replaced as a whole: correct, but not the shortest.
+chooses, so there is a budget. A stretch that exceeds the budget is divided at lines that occur once on each side, in the same order. If it
+has no such line, the whole stretch counts as replaced, which is correct but not the shortest list.
 """
 
 from __future__ import annotations
@@ -179,9 +180,9 @@ def _edits_between(matches: list[tuple[int, int]], old_length: int, new_length: 
 
 
 def _slide_down(old: list[int], new: list[int], edits: list[Edit]) -> list[Edit]:
-    """Move each insertion and removal down over lines that equal its first, and join it with the edit it meets.
+    """Move each insertion and removal down over lines that equal its first line, and join it with the edit that it meets.
 
-    It is unknowable which of several equal lines was inserted. Two sides that made the same edit must not differ in that.
+    It is unknowable which of several equal lines was inserted. If both sides made the same edit, it must have the same place on both.
     """
     result: list[Edit] = []
     pending = edits[::-1]
@@ -214,7 +215,7 @@ class Labels:
 
 @dataclass(frozen=True)
 class TextConflict:
-    """Lines that both sides changed, and their base; `base` is None if it is not known."""
+    """Lines that both sides changed, and the same lines of the base; `base` is None if the base is not known."""
 
     base: Lines | None
     ours: Lines

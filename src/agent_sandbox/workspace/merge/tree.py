@@ -1,10 +1,10 @@
-"""Merge one path, and answer conflicts. *Ours* is the sandbox's version, *theirs* is the real one now.
+"""Merge one path, and answer conflicts. *Ours* is the sandbox's version, *theirs* is the present real version.
 
-Content, link target, permission bits, owner and attributes are merged separately. If one side alone changed a property, that side decides;
-if both made the same change, it is taken; anything else is a conflict. Without a base every difference is a conflict, and the conflict says
-so. Nothing is read or written here: versions come with their content.
+Content, link target, permission bits, owner and attributes are merged separately. If one side alone changed a property, the result has that
+side's value. If both made the same change, the result has that change. Anything else is a conflict. Without a base every difference is a
+conflict, and the conflict says that the base is not known. Nothing is read or written here: versions come with their content.
 
-An answer applies to conflicts only. Properties that merged cleanly stay merged, also when a side is preferred.
+An answer applies to conflicts only. Properties that merged cleanly stay merged, also when the answer prefers one side.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ConflictKind(Enum):
 
 @dataclass(frozen=True)
 class Conflict:
-    """A merge conflict to be answered. `known` is False if there was no base; `merged` is set if it is about text."""
+    """A merge conflict to be answered. `known` is False if there was no base; `merged` is set if the conflict is about text."""
 
     path: str
     kind: ConflictKind
@@ -75,7 +75,7 @@ class Conflict:
 
 @dataclass(frozen=True)
 class MergedEntry:
-    """The merged state of a path; None is no entry. While there are `conflicts`, it is the sandbox's side."""
+    """The merged state of a path; a `result` of None means no entry. A property in conflict has the sandbox's value in `result`."""
 
     path: str
     result: Version | None
@@ -216,7 +216,7 @@ def _with_markers(conflict: Conflict, labels: Labels | None) -> bytes | None:
 
 
 def _file(like: Version | None, content: bytes) -> Version:
-    """Return a file with this content and the metadata of `like`. If `like` is no file, only its owner is taken."""
+    """Return a file with this content and the metadata of `like`. If `like` is no file, the new file has only the owner of `like`."""
     assert like is not None, "a conflict has a side"
     node = like.node if like.node.type is EntryType.FILE else Node(EntryType.FILE, 0o644, like.node.uid, like.node.gid)
     return Version(replace(node, size=len(content)), content)

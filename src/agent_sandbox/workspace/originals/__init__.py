@@ -6,6 +6,6 @@ runs.py       the begin and end records of a run
 files.py      the files of bases and contents, their lines: recall, carry over, forget
 capture.py    the walk through a layer at the end of a run, and the look at each real path
 
-The order of a run: `since = begin(…)`, the guest runs and ends, `keep(…, since_ns=since)`, or `end` if nothing was covered. A run that is
-killed in between has no originals, and the next run detects that.
+The order of a run: `since = begin(…)`, the guest runs and ends, `keep(…, since_ns=since)`, or `end` if the layer covers nothing. A run that
+is killed before `keep` or `end` has no originals, and the next run detects that.
 """

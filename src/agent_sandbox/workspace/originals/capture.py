@@ -1,14 +1,15 @@
 """Capture originals: at the end of a run, record the real state of every path that its layer covers for the first time.
 
-The state found now is the state at the start of the run if the inode has not changed since: its ctime cannot be set. A name that does not
-exist is judged by its directory. A moved directory carries its contents along without leaving a trace in them. So every directory on the
-way down must be unchanged, or lie in one that is, or be the one that the overlay copied up in this run. The overlay records that in an
-attribute, but not for users other than root, nor on filesystems without handles. There a directory is trusted if its last change was to
-its entries. Not noticed there: a directory that was moved in during the run and then gained or lost a name.
+The present state of an entry is its state at the start of the run if its inode has not changed since. The inode's ctime shows that, because
+no program can set it. For a name that does not exist, the ctime of its directory decides. A moved directory carries its contents along
+without leaving a trace in them. So every directory on the way down must be unchanged since the start, or lie in an unchanged directory, or
+be the directory that the overlay copied up in this run. The overlay records what it copied up in an attribute, but not for users other than
+root, nor on filesystems without handles. Without that attribute, a directory is trusted if its last change was to its entries. Then one
+case goes unnoticed: a directory that was moved in during the run and then gained or lost a name.
 
-Only directories of the layer are walked. One that has not changed since the run began has no new names, so its entries are skipped: the
-cost is that of the layer's directories and of this run's changes, not of all runs before. Files in a directory that the guest made earlier
-and then moved are skipped too. They get no base, and need none where nothing is real.
+Only directories of the layer are walked. A directory that has not changed since the run began has no new names, so its entries are skipped.
+The cost depends on the number of the layer's directories and on this run's changes, not on the changes of earlier runs. Files in a
+directory that the guest made earlier and then moved are skipped too. They get no base, and need none where nothing is real.
 
 On a network filesystem the times are the server's, and only as good as its clock.
 """
@@ -43,7 +44,7 @@ _ORIGIN = struct.Struct("=BBBBB16s")  # struct ovl_fb: version, magic, length, f
 class Budget:
     """Limits on how much of reality is read at the end of one run.
 
-    Beyond them a base is kept without content, or a directory without a list.
+    Beyond these limits a base is kept without content, or a directory without the list of its entries.
     """
 
     kept_file: int = 8 << 20
@@ -51,7 +52,7 @@ class Budget:
     read_file: int = 64 << 20
     read: int = 1 << 30
     listed: int = 200_000
-    characters: int = 64 << 20  # of all paths: those of 10,000 nested directories would fill the disk
+    characters: int = 64 << 20  # of all paths together: the paths of 10,000 nested directories would fill the disk
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Captured:
 
 @dataclass(frozen=True)
 class RealDirectory:
-    """The real directory behind a layer's directory while its entries are examined. `status` is None if there is none."""
+    """The real directory at the path of a layer's directory. `status` is None if no real directory is there."""
 
     status: os.stat_result | None
     steady: bool  # the same as when the run began
@@ -97,7 +98,7 @@ class OriginalsWriter:
         return len(self._paths)
 
     def unmoved(self, status: os.stat_result | None) -> bool:
-        """Return whether an entry is unchanged since the run began. None means no entry, which is unchanged."""
+        """Return whether an entry is unchanged since the run began. `status` is None for a missing entry, which counts as unchanged."""
         if status is None:
             return True
         # Some filesystems keep whole seconds, or two of them: then a later change may have an earlier time.
@@ -150,7 +151,7 @@ class OriginalsWriter:
         return replace(seen, digest=sha256(content).hexdigest()), self.contents.add(content)
 
     def list(self, path: str, relative: str, reality: Reality, place: RealDirectory) -> None:
-        """Record everything below a real directory. Content is read only if the times will not show a later change.
+        """Record everything below a real directory. Content is read only if the entry's times may fail to show a later change.
 
         A list that is incomplete gets no `below` line.
         """
@@ -208,13 +209,14 @@ class OriginalsWriter:
 def is_copied_up(upper: int, path: str, prefix: str, real: int, *, since_ns: int) -> bool | None:
     """Return whether a layer's directory at `path` is a copy, made after `since_ns`, of the directory of that name in `real`.
 
-    A copy of an earlier run tells what was real in that run; another directory may have been there meanwhile. The overlay records the file
-    handle of the directory that it copied. Return None where it does not: for users other than root, on filesystems without handles, and
-    above masked paths. There the copied directory is our own cover, on another kind of filesystem.
+    A copy from an earlier run shows only what was real in that run; another directory may have been there meanwhile. The overlay records
+    the file handle of the directory that it copied. Return None if the handle cannot be compared: for users other than root, on filesystems
+    without handles, and above masked paths. Above masked paths the overlay copied a directory of our mask layer, on another kind of
+    filesystem.
     """
     origin = attribute(upper, path, prefix + "origin")
     if origin is None:
-        return False  # made by the guest: nothing ties it to the real one
+        return False  # made by the guest: nothing ties it to the real directory
     if len(origin) <= _ORIGIN.size:
         return None
     recorded = _ORIGIN.unpack_from(origin)[4], origin[_ORIGIN.size :]
@@ -270,8 +272,8 @@ def keep(
     """Keep the bases of the active generation. `uppers` are its targets and descriptors of their upper directories.
 
     `since_ns` is the result of `begin`, `began_ns` its argument, `already` the bases of the whole chain, `prefix` the prefix of this
-    overlay's attributes. An entry at a mask is recorded without content: it was hidden for a reason. Raises WorkspaceError; the next run
-    then takes everything not kept as unknown.
+    overlay's attributes. An entry at a mask is recorded without content: it was hidden for a reason. Raises WorkspaceError; then every base
+    that was not kept counts as unknown in the next run.
     """
     budget = budget or Budget()
     contents = ContentWriter(directory, generation, budget.kept)
@@ -289,7 +291,7 @@ def keep(
 
 
 def bases_now(paths: Collection[str], *, machine_root: str = "/") -> list[Base]:
-    """Return the bases of directories as they are now, for a caller that has just put them into that state. Raises OSError."""
+    """Return the present state of these directories as bases, for a caller that has just put them into that state. Raises OSError."""
     bases: list[Base] = []
     with Reality(machine_root) as reality:
         for path in paths:
@@ -371,7 +373,7 @@ class _Cover:
         return RealDirectory(status, above.steady and same, masked)
 
     def _is_same(self, relative: str, parent: str, status: os.stat_result) -> bool:
-        """Return whether a real directory that changed during the run was there all the time."""
+        """Return whether a real directory that changed during the run was at this path during the whole run."""
         real = self._reality.directory(parent)
         if real is None:
             return False

@@ -2,7 +2,7 @@
 
 Contents share one file because a file each would cost many times as much to write. A base is one line, in the order of capture:
 
-    {"run":N}                                 a run began at this time; paths first covered from here on are judged by it
+    {"run":N}                                 a run began; the bases on the lines after this one are judged by time N
     {"path":P,"known":…,"kept":…,"seen":…}    the entry at a path, and the location of its content
     {"within":P,"nothing":NAMES}              a directory of the layer, and names in it that did not exist
     {"below":P}                               every real entry below this directory has its line
@@ -13,7 +13,7 @@ the next run that this one did not finish.
 
 Only the begin record of a run is synced. After a crash, lines may be missing and content may be torn. A missing line makes its base
 unknown, and content is trusted only if it has the recorded digest. The begin record is synced because its run may have covered paths that
-have no line: those must not later get a base that is younger than the run.
+have no line: such a path must not later get a base that is younger than the run.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _spell_seen(seen: Fingerprint | None) -> str:
 
 
 def path_of(line: bytes, kind: bytes) -> str | None:
-    """Return the path of a line of this kind, None if malformed. Skips the rest: thousands of lines are searched for one."""
+    """Return the path of a line of this kind; None if malformed. Does not parse the rest: a search reads thousands of lines."""
     return _unhexed(line[len(kind) : line.find(b'"', len(kind))])
 
 
@@ -169,7 +169,7 @@ class ContentWriter:
 
     def add(self, content: bytes) -> str:
         """Store content and return its location; empty if there is no room. Raises WorkspaceError."""
-        # Callers blame an OSError on the real file. This one is our own disk's, and then no base is written at all.
+        # Callers take an OSError for an error of the real file. An error of our own disk is a WorkspaceError: then no base is written.
         with explained(f"keep content in {self._directory!r}"):
             if self._fd < 0:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -194,7 +194,7 @@ class ContentWriter:
 def open_content(directory: str, base: Base) -> int:
     """Return a descriptor of a file's original content.
 
-    Raises WorkspaceError if it was not kept or is damaged: then there is no base to merge with.
+    Raises WorkspaceError if the content was not kept or is damaged: then there is no base to merge with.
     """
     place = place_of(base.kept)
     if base.seen is None or place is None:
@@ -262,7 +262,7 @@ class Recalled(Mapping[str, Base]):
 
 
 def recall(directory: str, generations: Sequence[int]) -> Recalled:
-    """Return the bases of a chain of generations, oldest first: the real state when the first of them covered a path.
+    """Return the bases of a chain of generations, given oldest first. The base of a path comes from the first generation that covered it.
 
     A path that is missing has no base, as if `known` were False.
     """
@@ -299,10 +299,10 @@ def carry(
     removed: Collection[str] = (),
     anew: Collection[Base] = (),
 ) -> None:
-    """Write the bases of a generation that replaces several, given oldest first. Atomic: afterwards all of them are there, or none.
+    """Write the bases of the generation `into`, which replaces these generations, given oldest first. Writes all bases or none.
 
-    `without` are paths that have left the layers. `removed` are real directories that are gone for good: everything below them leaves too.
-    `anew` are bases that replace the known ones of their paths.
+    `without` are paths that have left the layers; they get no base. `removed` are real directories that are gone for good; paths below them
+    get no base either. `anew` are bases that replace the older bases of their paths.
     """
     with explained(f"carry bases over in {directory!r}"):
         bases = recall(directory, generations)

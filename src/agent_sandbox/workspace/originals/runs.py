@@ -18,7 +18,8 @@ _REALTIME_COARSE = 5  # CLOCK_REALTIME_COARSE of linux/time.h: that clock
 def file_clock_ns() -> int:
     """Return the time on the clock that the kernel stamps files with.
 
-    A file that changes later has this ctime or a later one. One that changed before has an earlier ctime, or the same in the same tick.
+    A file that changes after this call has this time or a later time as ctime. A file that changed before has an earlier ctime, or the same
+    ctime if it changed in the same tick.
     """
     return time.clock_gettime_ns(_REALTIME_COARSE)
 
@@ -31,8 +32,9 @@ def file_of(directory: str, generation: int) -> str:
 def begin(directory: str, generations: Sequence[int], *, now_ns: int) -> int:
     """Record that a run begins on these generations, the active one last. Return the time by which its bases are judged.
 
-    `now_ns` is a time of the clock that stamps files: see `file_clock_ns`. The result is that, unless an earlier run on them ended without
-    its bases being kept. Paths first covered by that run cannot be told apart from those of this run, so its start counts.
+    `now_ns` is a time of the clock that stamps files: see `file_clock_ns`. The result is `now_ns`, unless an earlier run on these
+    generations ended before its bases were kept. Then the result is the start of that run, because paths that it first covered cannot be
+    told from paths that this run first covers.
     """
     with explained(f"begin a run in {directory!r}"):
         try:
@@ -64,7 +66,7 @@ def append(directory: str, generation: int, text: str, *, sync: bool = False) ->
     try:
         size = os.fstat(fd).st_size
         torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
-        data = (b"\n" if torn else b"") + text.encode()  # a line torn by a crash must not swallow one of ours
+        data = (b"\n" if torn else b"") + text.encode()  # a line torn by a crash must not swallow the line appended now
         while data:
             data = data[os.write(fd, data) :]
         if sync:
@@ -76,7 +78,7 @@ def append(directory: str, generation: int, text: str, *, sync: bool = False) ->
 
 
 def unfinished(path: str) -> int | None:
-    """Return when the first run without a `done` began; None if every run has one."""
+    """Return when the first run without a `done` line began; None if every run has a `done` line."""
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size

@@ -1,9 +1,9 @@
 """Make moves one by one, check each entry that comes out of the tree, and take moves back if the promotion does not finish.
 
-Single steps are not recorded: which inode lies where shows which moves were made. So taking back can be interrupted and repeated, and is
-the same for a promotion that met a surprise and for one that died. One rule decides. An entry in the slot of a move that is not the one we
-staged there came out of the tree, so it goes back. If another program has put something else in its place, that stays, and the entry is
-kept.
+Single steps are not recorded: the inodes in the tree and in the staging directory show which moves were made. So taking back can be
+interrupted and repeated. It is the same for a promotion that met a surprise and for a promotion whose process died. One rule decides. If
+the slot of a move holds another entry than the one we staged there, that entry came out of the tree, so it goes back. If another program
+has put something else at its path, the other program's entry stays, and the old entry is kept in the state directory.
 
 An entry is checked after the exchange, in the staging directory: the same inode, unchanged, and not open for writing. Only a program that
 already had the file open could still change it, and the lease reveals such a program.
@@ -27,7 +27,7 @@ from agent_sandbox.workspace.promotion.target import Surprise, TargetTree
 from agent_sandbox.workspace.reality import SETTLED_NS, Fingerprint, digest_of, digest_of_open
 
 Rescue = Callable[[Move], None]  # keeps the entry in the slot of a move, which is not ours to remove
-_PATIENCE = 1000  # times that another program may replace a file while we give it back
+_PATIENCE = 1000  # times that another program may replace a file while we put the old file back
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
@@ -69,7 +69,7 @@ def make(move: Move, anchor: TargetTree, staging: int) -> None:
 
 
 def rename(source: int, name: str, target: int, new: str, flags: int, *moved: Fingerprint | None) -> None:
-    """Rename. A directory that we own but may not write to is made writable meanwhile, because its `..` changes."""
+    """Rename an entry. A moved directory that we own but may not write to is writable during the rename, because its `..` changes."""
     try:
         renameat2(source, name, target, new, flags)
     except PermissionError:
@@ -192,8 +192,8 @@ def _give_back(move: Move, directory: int, name: str, staging: int, there: os.st
     rename(staging, move.slot, directory, name, RENAME_EXCHANGE, move.old, move.new)
     if _pristine(move, staging):
         return
-    # The entry that came out is not ours: another program has saved since. Its file goes back. If the next one that comes out is not ours
-    # either, it is newer still and goes back too.
+    # The entry that came out is not ours: another program has saved a file since. That file goes back. If the next entry that comes out is
+    # not ours either, it is newer still and goes back too.
     for _ in range(_PATIENCE):
         newer = _fingerprint(staging, move.slot)
         renameat2(staging, move.slot, directory, name, RENAME_EXCHANGE)
@@ -204,7 +204,7 @@ def _give_back(move: Move, directory: int, name: str, staging: int, there: os.st
 
 
 def _fingerprint(directory: int, name: str) -> tuple[int, int, int] | None:
-    """Return values that tell a file from a later one that reuses its inode number."""
+    """Return values that tell a file from a later file that reuses its inode number."""
     status = status_of(directory, name)
     return (status.st_ino, status.st_size, status.st_mtime_ns) if status else None
 
@@ -279,7 +279,7 @@ def _opened(directory: int, name: str, seen: Fingerprint) -> int | None:
 
 
 def _settled(seen: Fingerprint) -> bool:
-    """Return whether a later write would have shown in the times."""
+    """Return whether the file's ctime was old enough when we looked that any later write changes it."""
     return seen.ctime_ns + SETTLED_NS < seen.looked_ns
 
 

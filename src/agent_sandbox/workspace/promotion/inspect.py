@@ -21,14 +21,14 @@ from agent_sandbox.workspace.promotion.target import Surprise, TargetTree
 from agent_sandbox.workspace.protected import classes_of_all
 from agent_sandbox.workspace.reality import SETTLED_NS, Fingerprint, digest_of, look
 
-_LARGEST_TEXT = 1 << 20  # bytes, where the text of a file decides; a larger file counts whatever it says
+_LARGEST_TEXT = 1 << 20  # bytes, where the text of a file decides; a larger file counts as protected whatever its text
 
 
 def look_at(root: str, changes: ChangeSet) -> dict[str, Fingerprint | None]:
     """Return the real state of the paths of these changes now, and of everything below directories that would go.
 
-    Files changed a moment ago are read for their digest: their times do not show yet whether they change again. Raises OSError, and
-    `WorkspaceError` if there is no such root. A path that is not a plain path below the root is skipped, and not in the result.
+    A file that changed a moment ago is read for its digest, because a further change may leave its times as they are. Raises OSError, and
+    `WorkspaceError` if there is no such root. A path that is not a plain path below the root is not in the result.
     """
     states: dict[str, Fingerprint | None] = {}
     with TargetTree(root) as anchor:
@@ -70,7 +70,7 @@ def _root(anchor: TargetTree) -> Fingerprint:
 def seen_at(directory: int, name: str, *, content: bool = False) -> Fingerprint | None:
     """Return an entry as it is now. Raises OSError.
 
-    It has a digest if its times do not tell enough, or if `content` is set.
+    The result has a digest if the file changed a moment ago, or if `content` is set.
     """
     now = time.time_ns()
     seen = look(directory, name, now_ns=now)

@@ -1,17 +1,17 @@
-"""The journal of promotions, which makes each of them complete or undone whatever happens. It lies in the state directory.
+"""The journal of promotions, in the state directory. It makes sure that each promotion is completed or rolled back, whatever happens.
 
     <promotions>/lock            the lock, which names its holder
-    <promotions>/<n>/begun       the root, and the name of the staging directory in it; written before that is made
+    <promotions>/<n>/begun       the root, and the name of the staging directory in it; written before the staging directory is made
     <promotions>/<n>/moves       every move, with inodes; written when all is staged, before the first move
     <promotions>/<n>/committed   the promotion has happened; written when all moves are made, verified and on disk
     <promotions>/<n>/olds/       the replaced entries, by slot: the staging directory itself, moved here
-    <promotions>/kept/<n>/       entries of others that could be left neither in the tree nor behind
+    <promotions>/kept/<n>/       entries of other programs that could not stay in the tree and must not be lost
 
 Without `moves`, nothing in the tree has been touched. With `moves` but no `committed`, the promotion is rolled back. With `committed` but
 no `olds`, it is completed.
 
-`keep_olds` keeps the replaced entries for an undo: as a rule by moving the staging directory into the state directory, in one step. If that
-is on another filesystem, everything is copied, and the copy counts only once it is complete and on disk.
+`keep_olds` keeps the replaced entries for an undo. As a rule it moves the staging directory into the state directory, in one step. If the
+state directory is on another filesystem, everything is copied, and the copy counts only once it is complete and on disk.
 """
 
 from __future__ import annotations
@@ -107,13 +107,13 @@ class Journal:
         self._write("committed", dict(facts))
 
     def retract(self) -> None:
-        """Remove the commit record: it may be there although writing it failed."""
+        """Remove the commit record. The record may exist even if `commit` raised."""
         with suppress(FileNotFoundError):
             os.unlink(os.path.join(self.path, "committed"))
             sync_directory(self.path)
 
     def untouched(self) -> None:
-        """Record that the tree is as it was, and only the staging directory is left to remove."""
+        """Record that the tree is as it was before the promotion, and that only the staging directory must still be removed."""
         with suppress(FileNotFoundError):
             os.unlink(os.path.join(self.path, "moves"))
             sync_directory(self.path)
@@ -127,7 +127,7 @@ class Journal:
             os.close(directory)
 
     def intent(self) -> PromotionIntent | None:
-        """Read the intent; None if not even that was written.
+        """Read the intent; None if the intent was not written.
 
         Raises `WorkspaceError` if another version of this program wrote it.
         """
@@ -140,7 +140,7 @@ class Journal:
         return PromotionIntent(**record)
 
     def prepared(self, *, device: int | None = None) -> StagedMoves | None:
-        """Read the moves; None if staging was not complete. `device` is the filesystem's number if it is another one now."""
+        """Read the moves; None if staging was not complete. `device`, if given, replaces the recorded device number of the filesystem."""
         record = self._read("moves")
         if record is None:
             return None
@@ -148,7 +148,7 @@ class Journal:
         return StagedMoves(decode_moves(record["moves"], device=device), directories)
 
     def facts(self) -> dict[str, Any]:
-        """Read the facts of the commit, and when the promotion was `started` unless that is unknown; empty if there was no commit."""
+        """Read the facts of the commit; empty if there was no commit. `started` is added from the intent, if the intent has it."""
         facts = self._read("committed")
         if facts is not None and (begun := self._read("begun")) is not None and "started" in begun:
             facts.setdefault("started", begun["started"])
@@ -209,7 +209,7 @@ def _move(home: int, place: int, staging: str) -> None:
         try:
             os.rename(staging, "olds", src_dir_fd=place, dst_dir_fd=home)
             return
-        except FileNotFoundError:  # it was removed, and with it the undo; the promotion stands
+        except FileNotFoundError:  # somebody removed the staging directory: no undo is possible, and the promotion stands
             os.mkdir("olds", 0o700, dir_fd=home)
             return
         except OSError as error:

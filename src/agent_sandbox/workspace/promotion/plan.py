@@ -6,13 +6,14 @@ Changes that cannot be promoted, or that need a further approval, are returned a
 Three kinds of step are enough. *Put* a new file, link or directory with everything new in it, in the place of nothing or of something.
 *Remove* a file, link or directory with everything in it. *Adjust* the mode and the attributes of a directory that stays.
 
-A move is a staged step: it describes the entry at one name before and after, with inodes. Compared with the tree and the staging directory,
-it shows whether it has been made. So it can be made or taken back, however often it was interrupted.
+A move is a staged step: it describes the entry at one name before and after the step, with inodes. A comparison of the move with the tree
+and the staging directory shows whether the move has been made. So a move can be made or taken back, however often that was interrupted.
 
-The guest decides what may be executed and read. It does not decide who owns a file, nor does it grant the right to write: others may never
-write a new file, and an old one only if they could before. Mode bits and attributes that grant power need the approval of their class.
+The guest decides what may be executed and read. The guest does not decide who owns a file, and grants nobody the right to write. Group and
+others may never write a new file, and may write an old file only if they could before. Mode bits and attributes that grant power need the
+approval of their class.
 
-Hard links in the sandbox become separate files. Each is replaced, compared and taken back by itself, and an inode with a second name
+Hard links in the sandbox become separate files. Each file is replaced, compared and taken back by itself. An inode with a second name
 outside the tree could be written through that name.
 """
 
@@ -51,7 +52,7 @@ _NEVER = {
 
 @dataclass(frozen=True, slots=True)  # there may be a hundred thousand of these
 class Look:
-    """The metadata of a new entry. Without an owner it gets that of its directory; without a time, that of the content."""
+    """The metadata of a new entry. None as owner means the owner of its directory; None as time means the time of the content."""
 
     mode: int
     xattrs: Mapping[str, bytes] = field(default_factory=dict, hash=False)
@@ -62,7 +63,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One new entry. `path` is relative to the root; `content` is the source of a file's bytes, which must have `digest` if given."""
+    """One new entry. `path` is relative to the root. `content` is the source of a file's bytes; `digest`, if set, must be their digest."""
 
     path: str
     type: EntryType
@@ -76,7 +77,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """A step that puts the first of `items`, which holds the others, at `path`. It replaces `expected` and everything `inside` it."""
+    """A step that puts the first of `items` at `path`; the other items lie below it. It replaces `expected` and everything `inside` it."""
 
     path: str
     items: tuple[Item, ...]
@@ -141,7 +142,7 @@ class Plan:
 
     @property
     def replaced_bytes(self) -> int:
-        """The bytes of content that go, and are kept for an undo."""
+        """The bytes of content that leave the tree, and are kept for an undo."""
         gone = (seen for step in self.steps if not isinstance(step, Adjust) for seen in (step.expected, *step.inside.values()))
         return sum(seen.node.size for seen in gone if seen is not None and seen.node.type is EntryType.FILE)
 
@@ -173,8 +174,8 @@ class Move:
     """A staged step that replaces `old` at `path` by `new`. `slot` holds `new` before the step, and `old` after it, in the staging
     directory.
 
-    `beside` and `within` are the entries below the old and the new one, by paths relative to them. If both are directories and the same
-    inode, the directory is adjusted in place and has no slot.
+    `beside` are the entries below `old`, by path relative to `old`; `within` are the entries below `new`, by path relative to `new`. If
+    `old` and `new` are the same directory, it is adjusted in place and has no slot.
     """
 
     path: str
@@ -214,7 +215,7 @@ def encode_moves(moves: Iterable[Move]) -> list[Any]:
 def decode_moves(values: Iterable[Any], *, device: int | None = None) -> tuple[Move, ...]:
     """Return moves from their JSON values. Raises ValueError or TypeError.
 
-    All are on one filesystem; `device` is its number if it has another one now.
+    All entries are on one filesystem. `device`, if given, is the present number of that filesystem, and replaces the recorded number.
     """
     return tuple(
         Move(
@@ -286,9 +287,9 @@ def plan(
 ) -> Plan:
     """Return the plan that brings these changes to the tree at `root`.
 
-    `expected` is the real state of each path now (absolute, with everything below a directory that goes), as `inspect.look_at` returns it.
-    `classes` is the result of `protected.classes_of_all`. With `digests`, the content of these paths must have these digests: those of the
-    content that a person was shown.
+    `expected` is the present real state by absolute path, with everything below a directory that goes, as `inspect.look_at` returns it.
+    `classes` is the result of `protected.classes_of_all`. `digests` are the digests of the content that a person was shown, by path; the
+    promoted content must have these digests.
     """
     builder = _PlanBuilder(root, expected, sorted(expected), classes, approved, digests or {})
     for change in changes:
@@ -424,9 +425,9 @@ class _PlanBuilder:
 
 
 def ordered(steps: list[Step]) -> Iterator[Step]:
-    """Yield the steps in a safe order: directories become accessible to their owner first, and inaccessible last.
+    """Yield the steps in a safe order. Steps that give a directory's owner access come first; other adjustments of directories come last.
 
-    The steps in between may need access to them.
+    The steps in between may need access to the directories.
     """
     opening = [step for step in steps if isinstance(step, Adjust) and step.look.mode & ~step.expected.node.mode & 0o300]
     closing = [step for step in steps if isinstance(step, Adjust) and not step.look.mode & ~step.expected.node.mode & 0o300]

@@ -1,8 +1,8 @@
 """Carry a plan out: all of it, or none. Finish interrupted promotions: roll them back, or complete them.
 
-Readers of the tree may see a mixture meanwhile. Promised is: afterwards, or after recovery from an interruption, the tree has all of the
-plan or none of it; nothing outside the tree is written; and no change that another program saves meanwhile is lost: it stays in the tree,
-and the promotion is taken back.
+Readers of the tree may see a mixture during a promotion. Three things are promised. After the promotion, or after recovery from an
+interruption, the tree has all of the plan or none of it. Nothing outside the tree is written. No change that another program saves
+meanwhile is lost: the change stays in the tree, and the promotion is taken back.
 
 Recovery runs before anything else is promoted. It can itself be interrupted and repeated: every step first looks at what is there.
 """
@@ -51,7 +51,7 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class Promotion:
-    """A finished promotion. `number` is 0 if there was nothing to do; `digest` identifies exactly what was put where, for the record."""
+    """A finished promotion. `number` is 0 if there was nothing to do; `digest` identifies the paths and their new entries exactly."""
 
     number: int
     root: str
@@ -110,7 +110,7 @@ def refuse_impossible(plan: Plan) -> None:
 
 @contextmanager
 def _alone(anchor: TargetTree, wait: bool) -> Iterator[None]:
-    """Lock the tree against any other promotion, even with another state directory. The lock ends with the descriptor."""
+    """Lock the tree against any other promotion, even one with another state directory. The lock ends when `anchor` closes the root."""
     try:
         fcntl.flock(anchor.root, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
@@ -180,7 +180,7 @@ class _PromotionRun:
             )
 
     def _prepare(self) -> StagedMoves:
-        """Stage everything. Afterwards only the staging directory is new in the tree; after an error, not even that."""
+        """Stage everything. Afterwards only the staging directory is new in the tree. After an error nothing is new in the tree."""
         with self._explained():
             try:
                 self.journal.begin(self.intent)
@@ -211,7 +211,7 @@ class _PromotionRun:
             for move in prepared.moves:
                 try:
                     exchange.make(move, self.anchor, self.staging)
-                except OSError as error:  # it names a slot; name the path instead
+                except OSError as error:  # the error names a slot; name the path instead
                     raise OSError(error.errno, os.strerror(error.errno or 0), move.path) from error
             if moved := self.anchor.moved():
                 raise Surprise(moved[0], "it was moved while it was being written to")
@@ -347,7 +347,7 @@ def _finish(journal: Journal) -> None:
 def roll_back(journal: Journal, intent: PromotionIntent, prepared: StagedMoves, anchor: TargetTree, staging: int | None) -> None:
     """Take back every move. Afterwards the tree is as it was, except for changes made by others meanwhile.
 
-    Raises `Unfinished`, naming the first failure, if something cannot be restored; everything else is.
+    Raises `Unfinished`, naming the first failure, if something cannot be restored; everything else is restored even then.
     """
     failures: list[str] = []
     keep = _rescuer(journal, staging)

@@ -68,7 +68,7 @@ def stage(step: Step, slot: str, anchor: TargetTree, staging: int, contents: Con
 
 
 def _fill(step: Put, slot: str, anchor: TargetTree, staging: int, contents: Contents) -> dict[str, Fingerprint]:
-    """Make everything that a step puts. Return the entries by path relative to the one put; "" is that one itself."""
+    """Make everything that a step puts. Return the entries by path relative to the path of the step; "" is the entry at that path."""
     parent = anchor.directory(split(step.path)[0])
     above = os.fstat(parent)
     filler = _Filler(contents, above, _inherited(step))
@@ -102,7 +102,7 @@ def _fill(step: Put, slot: str, anchor: TargetTree, staging: int, contents: Cont
 
 
 def _inherited(step: Put) -> dict[str, bytes]:
-    """Return the access list of a replaced file: it is the owner's, and the guest may not even have seen it."""
+    """Return the access list of a replaced file, which the new file keeps: its owner set it, and the guest may not have seen it."""
     expected, first = step.expected, step.items[0]
     if expected is None or first.type is not EntryType.FILE or _ACCESS_LIST not in expected.node.xattrs:
         return {}
@@ -130,7 +130,7 @@ class _Filler:
         return self._set_owner_and_time(item, directory, name)
 
     def enter(self, directory: int, name: str) -> int:
-        """Make a directory and open it. It is ours until it is finished."""
+        """Make a directory and open it. We own it until `finish` sets its metadata."""
         os.mkdir(name, 0o700, dir_fd=directory)
         return open_directory(directory, name)
 

@@ -1,8 +1,8 @@
 """The target tree of a promotion, as descriptors.
 
-Its root is opened once. Every directory in it is opened from there without following a link, crossing a mount or going up. From then on
-the descriptor is used, not the name, so that swapped names cannot redirect a write. Before a promotion counts, the names are compared with
-the descriptors again.
+The root of the tree is opened once. Every directory of the tree is opened from the root without following a link, crossing a mount or going
+up. From then on the descriptor is used, not the name, so that swapped names cannot redirect a write. Before a promotion counts, the names
+are compared with the descriptors again.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class TargetTree:
     def directory(self, path: str) -> int:
         """Return a descriptor of a directory, good until the next call.
 
-        It is the same directory as on the first call with this path. Raises `Surprise` if that is missing or was replaced, and
+        It is the same directory as on the first call with this path. Raises `Surprise` if the directory is missing or was replaced, and
         `PolicyError` if it lies on another mount.
         """
         if (known := self._open.get(path)) is not None:

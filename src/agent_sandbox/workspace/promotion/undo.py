@@ -1,7 +1,7 @@
 """Take a promotion back: another promotion, of the kept entries, by the same engine and with the same promises.
 
-It restores exactly content, mode, owner, user attributes and modification time. It does not restore hard links between two names, nor the
-times of directories that stayed.
+An undo restores exactly content, mode, owner, user attributes and modification time. It does not restore hard links between two names, nor
+the times of directories that the promotion left in place.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _restored(attribute: str) -> bool:
 
 
 def _unchanged(move: Move, anchor: TargetTree) -> tuple[Fingerprint | None, dict[str, Fingerprint]]:
-    """Return the entry at the path and those below it, as they are now. Raises `Surprise` if the promotion left others."""
+    """Return the present entry at the path and the entries below it. Raises `Surprise` if they differ from what the promotion left."""
     if move.in_place:
         return _adjusted(move, anchor), {}
     parent, name = split(move.path)
@@ -165,9 +165,9 @@ def _below(directory: int, left: Mapping[str, Fingerprint], path: str) -> Iterat
 
 
 def _same(left: Fingerprint | None, now: Fingerprint | None) -> bool:
-    """Return whether an entry is as it was left, on whichever inode.
+    """Return whether the present entry (`now`) equals the entry that the promotion left (`left`), on whichever inode.
 
-    Only attributes that a promotion carries are compared; the others are up to the machine.
+    Only attributes that a promotion carries are compared; the machine may change the others.
     """
     if left is None or now is None:
         return left is now

@@ -1,7 +1,8 @@
-"""Find the files that allowed programs need: their own, their loaders and interpreters, and their shared libraries.
+"""Find the files that allowed programs need: the programs, their loaders and interpreters, and their shared libraries.
 
-All files are found on the machine itself, by real path, before the guest exists: a file that a guest wrote is never among them. A file
-missed here makes a program fail to start; it never allows more. `KITS` lists helpers that tools start or load without being linked to them.
+The search is on the machine itself, by real path, before the guest exists: a file that a guest wrote is never in the result. If the search
+misses a file, a program fails to start; nothing more becomes executable. `KITS` lists helpers that tools start or load without being linked
+to them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from agent_sandbox.policy.programs import LINE_SHELLS, covers, interprets, is_pa
 
 # Program directories of any machine, in addition to PATH.
 STANDARD = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/games", "/usr/local/games", "/snap/bin")
-MOST_REMARKED_ON = 20  # names in a list; a longer one is a habit or a preset, and not every machine has all of it
+MOST_REMARKED_ON = 20  # names in a list; a longer list is a preset, and not every machine has all of its programs
 _SHIMS = "shims"  # scripts of version managers, which start other programs to find the real one
 _FOR_PROGRAMS = ("bin", "sbin", "games", _SHIMS)
 _DEFAULT_LIBRARIES = ("/lib64", "/usr/lib64", "/lib", "/usr/lib", "/usr/local/lib")
@@ -57,7 +58,7 @@ KITS = (
     Kit(("iconv",), modules=("lib/*/gconv", "lib64/gconv", "lib/gconv")),
     Kit(("openssl",), modules=("lib/*/ossl-modules", "lib/*/engines-3", "lib64/ossl-modules", "lib64/engines-3")),
 )
-# Many tools in one file, selected by the name it is started under: allowing one allows them all.
+# Many tools in one file, which acts by the name under which it is started: allowing one tool allows them all.
 MULTI_CALL = frozenset({"busybox", "toybox", "coreutils", "sbase-box", "box"})
 
 
@@ -99,8 +100,8 @@ def find_executables(
     """Return the files of the allowed programs.
 
     `programs` and the shared libraries below `modules` run the code of a run, so they are included whatever the rules say. A PATH directory
-    that is part of the project, or whose name is not one for programs, is shown unchanged: its files can be read, but executed no more than
-    any others.
+    that is part of the project, or that is not named like a directory of programs, is shown unchanged: its files can be read, but only
+    allowed files can be executed.
     """
     search = _Search(rules, search_path, project)
     for shell in LINE_SHELLS if rules.lines else ():
@@ -165,7 +166,7 @@ class _Search:
         self._name_services = [os.fsdecode(name) for name in self._cache if name.startswith(_NAME_SERVICE)]
 
     def take_named(self, pattern: str, *, implied: bool = False) -> None:
-        """Take every permitted file in PATH that matches the pattern. A tool `implied` by another only must not be denied."""
+        """Take every permitted file in PATH that matches the pattern. With `implied`, a file is permitted unless the rules deny it."""
         several = is_pattern(pattern)
         any_found = False
         for directory in self.directories:
@@ -202,7 +203,7 @@ class _Search:
         return True
 
     def take_program(self, real: str, *, quiet: bool = False) -> bool:
-        """Take one program with all files that it needs to run. Returns False, having taken nothing, when that is not allowed."""
+        """Take one program with all files that it needs to run. Returns False, without the program, if its interpreter is not allowed."""
         if interprets(os.path.basename(real)):
             self.interpreters[os.path.basename(real)] = None
         if real in self.programs:
@@ -219,7 +220,7 @@ class _Search:
         return True
 
     def _take_interpreter(self, script: str, words: Sequence[str], *, quiet: bool) -> bool:
-        """Take the interpreter in the first line of a script, and `env` if that finds it. Returns False if one is missing or refused."""
+        """Take the interpreter in a script's first line, and `env` if the line names `env`. Returns False if one is missing or refused."""
         needed = [words[0]]
         if os.path.basename(words[0]) == "env":
             named = next((word for word in words[1:] if not word.startswith("-") and "=" not in word), "")
@@ -283,7 +284,7 @@ class _Search:
             self.take_modules(f"{place}/lib")
 
     def take_modules(self, tree: str) -> None:
-        """Take every shared library below a directory, with those it is linked with. Programs are not taken, whatever their name."""
+        """Take every shared library below a directory, with the libraries it is linked with. Leaves out programs, whatever their name."""
         pending = [tree]
         while pending:
             try:
@@ -327,7 +328,7 @@ class _Search:
             yield from (f"{directory}/{name}" for directory in (beside, *_DEFAULT_LIBRARIES) if os.path.exists(f"{directory}/{name}"))
 
     def _real(self, path: str) -> str:
-        """Return the real path of a library. Directories are cached: hundreds of libraries lie in a few, linked to one another."""
+        """Return the real path of a library. Real directories are cached: hundreds of libraries lie in a few directories."""
         for _ in range(_LONGEST_CHAIN):
             directory, name = os.path.split(path)
             if directory not in self._real_directories:
@@ -341,7 +342,7 @@ class _Search:
 
 
 def _directories(search_path: str) -> list[str]:
-    """Return the real directories of programs. Relative ones are left out: their files are the guest's."""
+    """Return the real directories of programs. Relative directories of PATH are left out: a guest may have written their files."""
     named = [path for path in search_path.split(os.pathsep) if path.startswith("/")]
     real = dict.fromkeys(os.path.realpath(path) for path in (*named, *STANDARD))
     return [path for path in real if path != "/" and os.path.isdir(path)]

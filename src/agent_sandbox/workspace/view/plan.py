@@ -52,7 +52,7 @@ _LONGEST_CHAIN = 40  # links in a row, as in the kernel
 class Needs:
     """The files of the machine that a language needs. `links` and `contents` are created.
 
-    `trees` and `files` are shown read-only, whatever the rules say. `tools` are shown with them, except for what the rules deny.
+    `trees` and `files` are shown read-only, whatever the rules say. `tools` are trees that are shown too, except for parts the rules deny.
     """
 
     trees: tuple[str, ...] = ()
@@ -103,7 +103,7 @@ def plan_view(
     scratch_bytes: int = 256 << 20,
     executables: Executables | None = None,
 ) -> MountPlan:
-    """Return the mount plan for these rules on this machine; with `executables`, only they can be executed in it.
+    """Return the mount plan for these rules on this machine. With `executables`, only these files can be executed in the view.
 
     Raises PolicyError for a rule that no view can enforce.
     """
@@ -165,7 +165,7 @@ def _chosen_trees(plan: Draft, needs: Needs) -> None:
 def _show_tree(plan: Draft, path: str, shown: Sequence[str], *, writable: bool) -> None:
     """Show a tree that the rules name, with the filesystems mounted below it. A missing tree is no error; a single file is copied.
 
-    If a file's name is a link, the link is shown as a link and its target under its own name, unless the target is `shown` anyway.
+    If the path of a file is a link, the view has the link and, under its own path, the link's target, unless a `shown` tree contains it.
     """
     real = os.path.realpath(path)
     try:
@@ -199,7 +199,7 @@ def _on_the_way(path: str) -> Iterator[tuple[str, str]]:
 
 
 def _copy_file(plan: Draft, place: str, parent: str, *, writable: bool) -> None:
-    """Copy one file into a directory of its own. Files from the same directory share it: a second mount would hide the first."""
+    """Copy one file into a new directory of the view. Files of one directory share that copy: a second mount would hide the first."""
     directory, name = os.path.split(place)
     for index, step in enumerate(plan.steps):
         if isinstance(step, Copies) and (step.source, step.target) == (directory, parent):
@@ -260,7 +260,7 @@ def _copy_what_cannot_be_masked(plan: Draft) -> None:
 
 
 def _make_files_where_copies_are(plan: Draft) -> None:
-    """Move files of ours into the copies of their directory, where they have to be created."""
+    """Let the step of a copied directory create the new files in that directory, instead of a step for each new file."""
     files = [step for step in plan.steps if isinstance(step, NewFile)]
     for index, step in enumerate(plan.steps):
         if isinstance(step, Copies):
@@ -271,7 +271,7 @@ def _make_files_where_copies_are(plan: Draft) -> None:
 
 
 def _make_room_in_copies(plan: Draft) -> None:
-    """Add mount points to copied directories for everything mounted below: later they are read-only, and nothing can be created."""
+    """Add mount points to copied directories for everything mounted below them: a finished copy may be read-only."""
     files = [os.path.dirname(step.target) for step in plan.steps if isinstance(step, Bind | NewFile | Symlink)]
     mounted = [step.target for step in (*plan.steps, *plan.overlays) if isinstance(step, Overlay | Copies | Directory | Tmpfs)]
     for index, step in enumerate(plan.steps):
@@ -296,7 +296,7 @@ def _mounted_below(host: MachineFacts, directory: str) -> list[Mount]:
 
 
 def _private(path: str, project: str | None) -> bool:
-    """Return whether a path lies where each run has its own files; the project and mounts in it are shown all the same."""
+    """Return whether a path lies in a directory that is new for each run. False for the project and for mounts in the project."""
     return any(contains(private, path) for private in PRIVATE) and not (project is not None and contains(project, path))
 
 
@@ -323,7 +323,7 @@ def _in_order(steps: list[Step], overlays: list[Overlay]) -> Iterator[Step]:
 
 
 def _hide(plan: Draft, needs: Needs) -> None:
-    """Hide denied and secret paths wherever they can be reached. Needed trees below them get an overlay of their own."""
+    """Hide denied and secret paths wherever they can be reached. A needed tree below a hidden path gets an overlay of its own."""
     hidden: dict[str, bool] = {}  # path: whether the directory itself stays, emptied
     places = _Places(plan.host)
     for path, stays in _hidden_paths(plan.rules):
@@ -389,8 +389,9 @@ def _without_hidden_files(steps: Sequence[Step], hidden: dict[str, bool], needed
 def _stand_in_for_others(plan: Draft) -> None:
     """Make writable directories of other users, such as /var/tmp, beforehand in a layer of ours. Rootless only.
 
-    A write below such a directory makes the overlay copy it up for an owner who does not exist here, and fails. Only directories right
-    below the top of an overlay are covered: finding all of them would take a walk through the machine.
+    For a write below such a directory, the overlay would copy the directory up for an owner who does not exist here, and the write would
+    fail. Only directories right below the top of an overlay are covered: finding all such directories would take a walk through the
+    machine.
     """
     me = os.geteuid()
     for index, overlay in enumerate(plan.overlays):
@@ -415,7 +416,7 @@ def _hidden_paths(rules: FileRules) -> Iterator[tuple[str, bool]]:
 
 
 class _Places:
-    """All paths to the same entry: its own name, behind links, and where its filesystem is mounted again."""
+    """All paths to the same entry: its own path, the real path behind links, and the paths where its filesystem is mounted again."""
 
     def __init__(self, host: MachineFacts) -> None:
         devices = [mount.device for mount in host.mounts if mount.fstype not in mountinfo.PSEUDO]
@@ -438,7 +439,7 @@ class _Places:
 def _select(rules: FileRules, directory: str, shown_as: str) -> tuple[str, ...]:
     """Return the paths below `directory`, relative to it, that the rules allow, parents first. Links are never followed.
 
-    Raises PolicyError when they are too many or too large to copy at every start.
+    Raises PolicyError when the entries are too many or too large to copy at every start.
     """
     chosen: dict[str, None] = {}
     total = 0
