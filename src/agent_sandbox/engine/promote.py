@@ -1,8 +1,8 @@
 """Promote the changes of a stored sandbox to the real tree, through the gate, and undo that.
 
-The sandbox is locked from the first look to the last step, so that the judged and shown changes are the promoted ones. If the real tree
-has drifted, the default is to refuse; merging and forcing are options. Promoted paths are then dropped from the layers, so that the
-sandbox sees the real files again; a snapshot keeps the layers as they were.
+The sandbox is locked from reading its changes to the last step, so that exactly the changes are promoted that were judged and shown. If the
+real tree has drifted, the promotion is refused, unless the caller chose to merge or to force. Afterwards promoted paths are dropped from
+the layers, so that the sandbox sees the real files again. A snapshot keeps the layers as they were before.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def brought_together(
         elif each.below:
             asked = [conflict for path in each.below for conflict in _lively(path, each, how)]
             questions += [conflict for conflict, answer in asked if answer not in ("ours", "theirs")]
-            if not any(answer == "theirs" for _, answer in asked):  # otherwise the directory stays, with all that is in it
+            if not any(answer == "theirs" for _, answer in asked):  # otherwise the directory stays, with its whole content
                 result.append(change)
         else:
             entry = _merge(change, each, contents, open_base)
@@ -259,10 +259,10 @@ class CarriedOver:
 
 @contextmanager
 def proposed(stored: Stored, policy: Policy, wanted: Wanted) -> Iterator[PromotionProposal]:
-    """Propose a promotion, for a block in which the sandbox is locked. Raises `Busy` while a run uses it.
+    """Yield a proposed promotion. The sandbox is locked inside the block. Raises `Busy` while a run uses the sandbox.
 
-    Nothing is refused here: obstacles are in the proposal. Raises `PolicyError` for an unknown protected class, and for a path that was
-    changed under two rules on files.
+    Drift, conflicts and protected classes raise nothing here: they are in the proposal. Raises `PolicyError` for unknown options, for an
+    unknown protected class, and for a path that was changed under two rules on files.
     """
     if wanted.drift not in _DRIFTED:
         raise PolicyError(f"unknown drift mode: {wanted.drift!r}", hint=f"there are: {', '.join(_DRIFTED)}")
@@ -280,7 +280,7 @@ def proposed(stored: Stored, policy: Policy, wanted: Wanted) -> Iterator[Promoti
         chosen = inside.chosen(lambda change: change.path not in noise and wanted.chosen(change))
         _refuse_twice(chosen)
         expected = look_at(root, chosen)
-        hidden = {change.path for change in chosen if change.masks_real}  # hidden from the sandbox, so there is no base to compare with
+        hidden = {change.path for change in chosen if change.masks_real}  # hidden real files: there is no base to compare with
         verdicts = judge(chosen, bases, expected)
         moved = {path: each for path, each in verdicts.items() if isinstance(each, MovedOn) and path not in hidden}
         contents = Mixed(stack)
@@ -299,7 +299,7 @@ def proposed(stored: Stored, policy: Policy, wanted: Wanted) -> Iterator[Promoti
 
 
 def _refuse_twice(changes: ChangeSet) -> None:
-    """Refuse a path with two changes. Layers belong to trees, so other file rules may have put it into other layers."""
+    """Raise `PolicyError` for a path with two changes. Layers belong to trees, so runs under other file rules may use other layers."""
     seen: set[str] = set()
     for change in changes:
         if change.path in seen:
@@ -311,11 +311,11 @@ def _refuse_twice(changes: ChangeSet) -> None:
 def carry_out(proposal: PromotionProposal, stored: Stored, gate: Gate, *, details: Callable[[], str] = str) -> CarriedOver:
     """Carry out the proposal, inside the block of `proposed`. `details` returns the diff, for an approver.
 
-    Raises `Denied`, `Drift`, `Conflicted`, and as `promote` does; nothing was changed then.
+    Raises `Denied`, `Drift`, `Conflicted`, and what `promote` raises; then nothing was changed.
 
-    Promoted changes are dropped from the sandbox's layers, except those of a plan, which are not in them.
+    Promoted changes are dropped from the sandbox's layers. Changes of a plan are not in these layers, so none is dropped for a plan.
     """
-    refuse_impossible(proposal.plan())  # first: no merging or forcing helps there
+    refuse_impossible(proposal.plan())  # first: neither merging nor forcing removes these obstacles
     _refuse_moved(proposal)
     return _done(
         stored,
@@ -337,7 +337,7 @@ def _done(
 ) -> CarriedOver:
     """Do an action through the gate, and then update the layers.
 
-    Wherever this is cut off, `recovering` goes on from there.
+    If the process dies at any step, `recover.recovered` does the remaining steps.
     """
     UnderWay.begin(stored, action.digest(), leaving, undo=isinstance(action, Undo))
     try:
@@ -358,7 +358,7 @@ def _done(
 
 
 def _leaving(proposal: PromotionProposal) -> Leaving:
-    """Return the promoted paths to drop from the layers, and apart from them the directories that still hold other changes."""
+    """Return the promoted paths to drop from the layers, and separately the promoted directories that still hold other changes."""
     carried = {change.path for change in proposal.changes}.union(proposal.settled)
     staying: set[str] = set()
     for change in proposal.pending:

@@ -1,7 +1,7 @@
 """Run one action in a sandbox: through the gate, on a view, and back with its outcome.
 
-This is where the siblings meet: rules become a view, the view becomes a launch, the layers become a change set. Each of them knows
-nothing of the others.
+This module combines the other parts: rules become a view, the view becomes a launch, and the layers become a change set. None of these
+parts knows the others.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ class Session:
                     if not launches.go_on_after(completed):
                         outcome = self._with_changes(outcome, guest, work)
                     outcome = attached.ended(guest, completed, outcome)
-            assert guest is not None and outcome is not None  # or a launch has raised
-            if launches.notes:  # it was to start again, and could not
+            assert guest is not None and outcome is not None  # if no launch succeeds, `Launches` raises
+            if launches.notes:  # the second launch failed
                 route = replace(outcome.route, notes=(*outcome.route.notes, *launches.notes))
                 outcome = self._with_changes(replace(outcome, route=route), guest, work)
             return replace(outcome, seconds=time.monotonic() - began)
@@ -121,8 +121,8 @@ class Session:
     def judged(self, work: Work, action: Action | None = None) -> Action:
         """Return the action to be judged. Raises `Denied` for code that the early check refuses.
 
-        A shell line carries the programs in it, if the policy names programs, so that it is refused early and in words; and the parts that
-        need approval. The shell itself is not among the programs.
+        If the policy names programs, the action of bash code lists the programs in its text, so that the gate can refuse the code before it
+        runs. If the policy asks for approvals, the action lists the parts that need approval. The shell itself is not in the list.
         """
         action, programs, asks = action or action_of(work), self.policy.programs, self.policy.asks
         if self.early is not None:

@@ -21,11 +21,11 @@ from agent_sandbox.runtime.router.model import Candidate, Permits, Route, Worklo
 if TYPE_CHECKING:
     from agent_sandbox.runtime.base import Runtime
 
-AUTO = "auto"  # in place of a name: the router chooses
+AUTO = "auto"  # instead of the name of a runtime: the router chooses
 _CHOSEN, _ALL_THERE_IS = "the caller chose it", "no other works on this system"
 _NONE: Mapping[str, str] = {}
-_MOST_MODULES = 4096  # names in a directory that are looked at before each run
-_LOOK_AGAIN_SECONDS = 2.0  # after which an absent runtime may have come: it is being compiled, or was installed
+_MOST_MODULES = 4096  # names in a directory that are read before each run
+_LOOK_AGAIN_SECONDS = 2.0  # after which we check again whether a missing runtime is compiled or installed now
 _TRY_AGAIN_SECONDS = 60.0  # after which a runtime that failed to launch may be tried again
 
 
@@ -141,10 +141,10 @@ class Runtimes:
         if self.wish != AUTO:
             raise error
         last = self._registry.get([*failed][-1])
-        if not last.traits.whole:  # one that has all the machine has is tried again each time: there may be no other
+        if not last.traits.whole:  # a runtime with everything the machine has is tried each time: there may be no other runtime
             self._absences[last.traits.name] = _Absence(failed[last.traits.name], self._clock() + _TRY_AGAIN_SECONDS)
         if isinstance(error, RuntimeUnavailable) and self._background:
-            last.prepare()  # it was ready, and has been damaged since
+            last.prepare()  # the runtime was ready, and something has damaged it since
         try:
             return self._chosen(policy, ask(), acting=True, failed=failed)
         except RuntimeUnavailable:

@@ -1,8 +1,8 @@
 """Apply a plan: promote exactly its file changes, as `engine.promote` does with those of a sandbox.
 
-Before anything is done the layers of the plan are read again and compared with it, byte for byte; the policy and what waits in the
-project's sandbox have to be what they were; and reality has to be where the simulation began. A plan is good for once: from the moment
-its promotion begins nobody can begin it again, and only when that has failed without changing anything it may be tried anew.
+Before any change, the layers of the plan are read again and compared with the plan, byte for byte. The policy and the unpromoted changes of
+the project's sandbox must be the same as during the simulation. The real files must be as they were when the simulation began. A plan can
+be applied once: when its promotion has begun, nobody can begin it again, unless the promotion failed and changed nothing.
 """
 
 from __future__ import annotations

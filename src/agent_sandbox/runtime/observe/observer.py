@@ -4,9 +4,9 @@ It serves learning, simulation and a verbose log; it is never a wall. It reads t
 the guest may change them afterwards. So a program can hide from it, but gains nothing: the view, the seccomp filter and the empty network
 hold anyway.
 
-A guest waits while its call is decoded, so nothing queues up here: a flood of calls slows only itself. The number of kept observations is
-bounded; further calls continue undecoded, and a note says so. When the supervisor dies, the calls fail, and init ends the run as always.
-When decoding fails, the call continues, and the failure is counted. The same thread answers the DNS queries of `fake_dns`.
+A guest waits while its call is decoded, so nothing queues up here: a flood of calls slows only the guest. The number of observations is
+limited; further calls continue undecoded, and a note says so. When the supervisor dies, the calls fail, and init ends the run as always.
+When decoding fails, the call continues, and the failure is counted. The same thread answers the guest's DNS queries with `fake_dns`.
 
 The guest can notice differences. A call takes some hundred microseconds longer, and milliseconds while the application keeps Python busy. A
 signal before the notification is received interrupts the call; a program without SA_RESTART gets EINTR, and nothing was done then. The

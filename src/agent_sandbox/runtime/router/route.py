@@ -1,7 +1,7 @@
 """Choose a runtime: the cheapest that gives every required guarantee and, as far as its text shows, can run the work.
 
-Total and deterministic; its time is bounded by the size of text that the readers accept. Where the text does not tell, the work goes to a
-lighter runtime only if it can start again on a heavier one; `lack_in` recognises a run that must.
+The choice is total and deterministic. Its time is bounded by the size of text that the readers accept. If the text does not show what the
+work needs, the work goes to a lighter runtime only if it can start again on a heavier one. `lack_in` recognises a run that must do so.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class Ending:
     """The end of a run without counted fuel."""
 
     def begin(self, fuel: int | None) -> None:
-        """Called when the program starts. A subclass starts counting here, with at most `fuel`; this one does nothing."""
+        """Do nothing. Called when the program starts; the subclass starts to count fuel here, up to `fuel`."""
 
     def leave(self, code: int) -> NoReturn:
         """Report usage and end the process with this exit code, or by signal `-code` if it is below 0."""
@@ -126,7 +126,7 @@ class Counted(Ending):
         self._instance.give_fuel(fuel)
 
     def leave(self, code: int) -> NoReturn:
-        """Report the inputs, then end as without counting."""
+        """Report the inputs, then report usage and end the process, as `Ending.leave` does."""
         if self._inputs is not None:
             with suppress(OSError):
                 self._socket.sendall(INPUTS + self._inputs.report())

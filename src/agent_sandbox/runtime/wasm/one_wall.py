@@ -1,8 +1,8 @@
 """The `wasm-one-wall` runtime: the same interpreter inside WebAssembly, for hosts without Linux's confinement.
 
-Only the engine separates the program from the machine; nothing contains a hole in it. The program gets an empty directory of its own,
-read access to its library, and its streams. It gets no file of the machine: rules for files would need a view. A thread beside the program
-watches its limits. Nothing here or in `one_wall_program` needs Linux.
+Only the engine separates the program from the machine. If the engine has a hole, nothing else stops the program. The program gets an empty
+directory of its own, read access to its library, and its streams. It gets no file of the machine: rules for files would need a view. A
+thread beside the program watches its limits. Nothing here or in `one_wall_program` needs Linux.
 """
 
 from __future__ import annotations
