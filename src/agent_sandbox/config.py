@@ -1,7 +1,7 @@
 """The settings of a sandbox, checked when they are made, and turned into a policy.
 
-Nothing here is silently ignored: a value that cannot be enforced, and a permission that no part of this version can grant, raise
-`PolicyError` naming the field. The policy that comes out is what decides and what the kernel enforces; this is only its friendly face.
+No setting is silently ignored. A value that cannot be enforced, and a permission that this version cannot grant, raise `PolicyError` with
+the name of the field. The settings are only a convenient form of the policy: the policy decides, and the kernel enforces it.
 """
 
 from __future__ import annotations
@@ -46,13 +46,14 @@ class SandboxConfig:
     Limits, each for one run; `None` is no limit:
         timeout_seconds: wall time.
         max_memory_mb: memory of everything the run starts, in MiB.
-        max_output_bytes: kept of each of stdout and stderr. What follows is dropped, and the result says so.
+        max_output_bytes: bytes of stdout, and of stderr, that a result holds. Further output is dropped, and the result says so.
         max_cpu_seconds: processor time of everything the run starts.
         max_processes: processes and threads together.
         max_open_files: open descriptors of each process.
         max_disk_mb: written to disk, in MiB; the scratch directory /tmp has this size too.
-        max_fuel: instructions executed inside WebAssembly, as the engine counts them: the same for the same work. No other runtime counts.
-        lifetime_seconds: of the sandbox itself. Past it, running work is ended and no more is accepted, even if nobody closes it.
+        max_fuel: instructions executed inside WebAssembly, as the engine counts them. The same work always costs the same fuel. Other
+            runtimes count no fuel.
+        lifetime_seconds: lifetime of the sandbox itself. After this time, running work is ended and no new work is accepted.
 
     Permissions:
         allow_file_read: show the files of the machine that `allowed_paths` names; without `allowed_paths`, all of them.
