@@ -67,15 +67,15 @@ class SandboxConfig:
         allowed_paths: patterns such as "/data", "/data/*", "~/notes/*.md". Without a file permission they have no effect. A path that does
             not exist is no error.
         denied_paths: patterns of paths that are hidden, even if they are also allowed. The interpreter's own files stay.
-        allow_hidden: whether names that begin with a dot are shown. Hiding them costs a copy of the allowed directories at every run, is
-            refused where that would be large, and is impossible for the whole machine.
+        allow_hidden: whether names that begin with a dot are shown. Hiding them costs a copy of the allowed directories at every run. It is
+            refused if the copy would be large, and impossible for the whole machine.
         reveal: secrets such as "~/.ssh" to show although they are masked by default.
 
     Code, before it runs:
-        validate_code: refuse code that uses more than is permitted; see `agent_sandbox.policy.code`. An early warning with a clear
+        validate_code: refuse code that uses more than is permitted; see `agent_sandbox.policy.code`. This is an early warning with a clear
             message: isolation does not depend on it.
-        blocked_patterns: replace the default patterns, such as "eval(", "os.system" or "subprocess". A pattern that equals a default one
-            matches as that does, and the same permission lifts it. Any other is a name, a dotted name or `name(`.
+        blocked_patterns: patterns to use instead of the default patterns, such as "eval(", "os.system" or "subprocess". A default pattern
+            in this list keeps its meaning, and the same permission lifts it. Any other pattern is a name, a dotted name or `name(`.
 
     The rest:
         env_vars: added to a minimal PATH, HOME and LANG. The run has these variables and no others.
@@ -89,9 +89,9 @@ class SandboxConfig:
             `seed`, listings are sorted. Only for code inside WebAssembly.
         seed: the seed of the random numbers of deterministic runs.
         runtime: "process", the caller's own interpreter and the machine's programs; "wasm" for code inside WebAssembly, which needs the
-            extra `wasm` and `agent-sandbox setup`; or "auto" for the cheapest that gives every guarantee and has what the code uses.
-            A run that turns out to lack something is retried once on the other, and `SandboxResult.route` says so. Outside
-            Linux both "wasm" and "auto" are "wasm-one-wall": inside WebAssembly, without isolation by the kernel and without files.
+            extra `wasm` and `agent-sandbox setup`; or "auto" for the cheapest runtime that gives every guarantee and has what the code
+            uses. If a run lacks a feature of the other runtime, it is retried there once, and `SandboxResult.route` says so. Outside Linux
+            both "wasm" and "auto" are "wasm-one-wall": inside WebAssembly, without isolation by the kernel and without files.
     """
 
     timeout_seconds: float | None = 30.0

@@ -252,9 +252,7 @@ def in_a_child(do: Callable[[], None]) -> None:
         os._exit(0)
 
 
-_ARGUMENTS_START = (
-    48 - 3
-)  # index in /proc/self/stat of the field with this start, if the field after the name, which is the third, has index 0
+_ARGUMENTS_START = 48 - 3  # index of this field in /proc/self/stat; index 0 is the field after the name, which has the number 3
 
 
 def conceal(words: Iterable[str]) -> None:

@@ -311,7 +311,8 @@ def _refuse_twice(changes: ChangeSet) -> None:
 def carry_out(proposal: PromotionProposal, stored: Stored, gate: Gate, *, details: Callable[[], str] = str) -> CarriedOver:
     """Carry out the proposal, inside the block of `proposed`. `details` returns the diff, for an approver.
 
-    Raises `Denied`, `Drift`, `Conflicted`, and what `promote` raises; then nothing was changed.
+    Raises `Denied`, `Drift` and `Conflicted`; then nothing was changed. Raises what `promote` and `Gate.perform` raise; after `Unfinished`,
+    `LedgerUnavailable` or `LedgerBroken`, files may have been changed.
 
     Promoted changes are dropped from the sandbox's layers. Changes of a plan are not in these layers, so none is dropped for a plan.
     """

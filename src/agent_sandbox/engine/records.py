@@ -351,7 +351,7 @@ class Recorder(Attachment):
     """The recorder of one run. Give `work` to the session, and then make the record from its outcome."""
 
     def __init__(self, work: Work, *, salt: str | None = None) -> None:
-        """Use the `salt` of a record to compare with, or a new one. Raises `RecordError` for work that cannot be recorded."""
+        """`salt` is that of an earlier record, to compare the two; None makes a new salt. Raises `RecordError` for unrecordable work."""
         if not isinstance(work.what, Code) or not isinstance(work.stdin, bytes):
             raise RecordError("only code whose input is known beforehand can be recorded", hint="give it code, and its input as bytes")
         self._what, self._stdin = work.what, work.stdin

@@ -41,8 +41,9 @@ def _never(do: Callable[[], None]) -> None:
 class Session:
     """A gate, runtimes, and the layers to run on: throw-away ones, or those of a stored sandbox. Safe to use from many threads.
 
-    If a stored sandbox is in use, `on_busy` is called with its user and `run` waits; without it, `run` raises `Busy`. `beside` runs slow
-    work in the background; without it, that is done before the run. `early` checks code before it runs.
+    If another process uses the stored sandbox, `on_busy` is called with the `Busy` error and `run` waits. Without `on_busy`, `run` raises
+    `Busy`. `beside` does slow work in the background; without `beside`, the slow work is done before the run. `early` checks code before it
+    runs.
     """
 
     gate: Gate

@@ -68,11 +68,11 @@ def opened(
 
 
 def carry(ready: Ready, proposal: PromotionProposal, plans: Plans, gate: Gate, *, details: Callable[[], str] = str) -> CarriedOver:
-    """Apply a plan. `proposal` is that of `ready` with its approvals. Raises as `promote.carry_out` does; nothing was changed then."""
+    """Apply a plan. `proposal` is `ready.proposal`, possibly with more approvals. Raises what `promote.carry_out` raises."""
     ready.kept.begin()
     try:
         done = carry_out(proposal, ready.stored, gate, details=details)
-    except (Unfinished, LedgerUnavailable, LedgerBroken):  # something may have been done
+    except (Unfinished, LedgerUnavailable, LedgerBroken):  # files may have been changed, so the plan cannot begin again
         raise
     except SandboxError:
         ready.kept.recall()
@@ -85,7 +85,7 @@ def kept_plans(plans: Plans) -> list[EffectPlan]:
     """Return all plans that can be applied, the newest first."""
     readable: list[EffectPlan] = []
     for _, text in plans.all():
-        with suppress(ValueError):  # of another version
+        with suppress(ValueError):  # a plan of another version
             readable.append(read(text))
     return readable
 

@@ -31,15 +31,15 @@ from agent_sandbox.runtime.observe import FAILED, RESOLVE, TOO_MANY, SeenAttempt
 from agent_sandbox.runtime.observe.decoder import Found, SyscallDecoder
 from agent_sandbox.runtime.observe.fake_dns import LARGEST_QUESTION, FakeDns
 
-MOST, MOST_CHARACTERS = 10_000, 4 << 20  # of kept observations: distinct ones, and characters of their names
+MOST, MOST_CHARACTERS = 10_000, 4 << 20  # limits on distinct observations, and on the characters of their names
 _QUESTIONS_AT_ONCE = 16
 
 
 def observe(payload: socket.socket, sockets: Sequence[int], search: Sequence[str]) -> Observer | None:
-    """Observe a guest from here on, and answer DNS queries on `sockets`, whose ownership passes here.
+    """Observe a guest from now on, and answer DNS queries on `sockets`. This function takes ownership of `sockets`.
 
-    Return None if the guest sends something else than its listener: an error message, which stays unread. Raises OSError if the host does
-    not permit observation.
+    Return None if the guest sends an error message instead of its listener; the message stays unread. Raises OSError if the host does not
+    permit observation.
     """
     try:
         if payload.recv(1, socket.MSG_PEEK) != LISTENING:
