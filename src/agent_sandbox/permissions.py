@@ -127,7 +127,7 @@ class PermissionSet:
             raise PolicyError(f"not a permission: {permission!r}", hint="add a FilePermission, NetworkPermission or ProcessPermission")
         kind, before = type(permission), self._held.get(type(permission))
         together = permission if before is None else _together(before, permission)
-        SandboxConfig(**_settings({**self._held, kind: together}))  # raises for a path or a number that cannot be
+        SandboxConfig(**_settings({**self._held, kind: together}))  # raises for an invalid path or number
         self._held[kind] = together
         return self
 

@@ -458,7 +458,7 @@ class Sandbox:
 
     @property
     def expires(self) -> float | None:
-        """The end of its lifetime, by the monotonic clock; None without one."""
+        """The end of the sandbox's lifetime, by the monotonic clock; None if its lifetime is unlimited."""
         return self._expires
 
     def time_for(self, timeout: float | None) -> tuple[float | None, str, float | None]:

@@ -141,7 +141,7 @@ class LaunchPlanner:
         )
 
     def _view(self, runtime: str, needs: Needs, layers: Layers, gating: Gating | None = None) -> MountPlan:
-        """Return the plan of the view. A view of interpreters only is planned once for several runs in a row."""
+        """Return the plan of the view. If the policy shows no files of the machine, the next runs use the same plan for some seconds."""
         files, recent = self._policy.files, self._recent.get(runtime)
         if recent is not None and recent.needs == needs and recent.gating == gating and time.monotonic() < recent.until:
             return recent.plan if recent.plan.layers == layers else replace(recent.plan, layers=layers)
@@ -156,9 +156,10 @@ class LaunchPlanner:
 
 
 def gating_of(policy: Policy, *, search_path: str, interpreter: Sequence[str], python: bool, line: bool, project: str | None) -> Gating:
-    """Return what the program rules mean for one run.
+    """Return the effect of the program rules on the files of one run.
 
-    `interpreter` is the program that code starts; with `python` the interpreter runs already; a `line` is read by a shell.
+    `interpreter` is the program that runs the code. `python` says that the interpreter is in the guest already. `line` says that a shell
+    reads a command line.
 
     Raises `PolicyError` for rules that name programs which cannot be told apart.
     """

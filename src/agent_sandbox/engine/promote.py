@@ -79,9 +79,9 @@ def _read(node: Node | None, open_it: Callable[[], int], most: int) -> bytes | N
 def brought_together(
     changes: ChangeSet, moved: Mapping[str, MovedOn], contents: Mixed, open_base: OpenBase, how: Word | Choice | None
 ) -> tuple[ChangeSet, tuple[str, ...], tuple[Conflict, ...]]:
-    """Merge drifted changes. Returns all changes, the merged paths, and the conflicts that are left.
+    """Merge drifted changes. Return all changes, the merged paths, and the conflicts without an answer.
 
-    Merged contents are put into `contents`. `how` answers conflicts, as for `merge.resolve`; with None they stay.
+    Merged contents are put into `contents`. `how` answers conflicts, as for `merge.resolve`. If `how` is None, no conflict is answered.
     """
     result: list[Change] = []
     questions: list[Conflict] = []
@@ -105,7 +105,7 @@ def brought_together(
 
 
 def is_so_already(change: Change, moved: MovedOn, contents: Mixed) -> bool:
-    """Return whether the real file is already what the change would make of it. Owners do not count: a promotion never changes them."""
+    """Return whether the real file already equals the result of the change. Owners are not compared: a promotion never changes them."""
     if moved.below or (change.after is None) != (moved.seen is None):
         return False
     if change.after is None or moved.seen is None:
@@ -118,7 +118,7 @@ def is_so_already(change: Change, moved: MovedOn, contents: Mixed) -> bool:
 
 
 def _lively(path: str, moved: MovedOn, how: Word | Choice | None) -> Iterator[tuple[Conflict, Answer]]:
-    """Yield the conflict for a file that changed in a directory which the sandbox removed, and its answer."""
+    """Yield a conflict and its answer. The conflict is a real file that changed in a directory which the sandbox removed."""
     conflict = Conflict(path, ConflictKind.DELETED_OURS, None, None, None, moved.base.known)
     yield conflict, how(conflict) if callable(how) else how
 
@@ -197,10 +197,10 @@ class Wanted:
     chosen: Callable[[Change], bool] = _all
     system: bool = False  # also changes outside the project
     drift: Drifted = "refuse"
-    resolve: Word | Choice | None = None  # answers the conflicts of a merge; without it they are refused
+    resolve: Word | Choice | None = None  # answers the conflicts of a merge; if None, conflicts are refused
     approved: frozenset[str] = frozenset()  # the protected classes that were approved by name
     caches: bool = False  # also changes in caches
-    plan: str = ""  # the digest of the plan that these are the changes of; see `simulation`
+    plan: str = ""  # the digest of the plan whose changes are promoted; see `simulation`
 
 
 @dataclass(frozen=True)
@@ -216,9 +216,9 @@ class PromotionProposal:
     moved: Mapping[str, MovedOn] = field(default_factory=dict, hash=False)
     merged: tuple[str, ...] = ()
     conflicts: tuple[Conflict, ...] = ()
-    pending: ChangeSet = ChangeSet()  # all that waits in the sandbox
-    settled: tuple[str, ...] = ()  # chosen too, but without effect: the real file is already the same, or is kept
-    caches: tuple[str, ...] = ()  # left behind below the root, unless caches are wanted
+    pending: ChangeSet = ChangeSet()  # all unpromoted changes of the sandbox
+    settled: tuple[str, ...] = ()  # chosen paths without a step: the real file is the same already, or stays as it is
+    caches: tuple[str, ...] = ()  # caches below the root that are not promoted
 
     def plan(self) -> Plan:
         """Return the plan: its steps and the obstacles. Cached, because a proposal does not change."""

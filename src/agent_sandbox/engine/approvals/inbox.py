@@ -287,7 +287,7 @@ class Inbox:
         return (answer, word) if stands and earlier is not None and earlier.group() == question.group() else None
 
     def _counts(self, answer: Answer, word: Word, question: Question) -> bool:
-        """Return whether this person's answer counts, with a second factor if needed. A no always counts."""
+        """Return whether this person's answer counts. A no needs neither a second factor nor another user than the asker."""
         needs = question.needs.split(", ") if answer.decision is not Decision.NO else ()
         return word.counts(needs, self._approvers, asker=os.getuid())
 

@@ -119,7 +119,10 @@ def _refuse_elsewhere(plan: EffectPlan, *, system: bool) -> None:
 
 
 def _left_out(plan: EffectPlan, *, system: bool, caches: bool) -> Iterator[str]:
-    """Return the caches and scratch files that are not promoted: all of them, or those outside the project."""
+    """Yield the caches and scratch files that are not promoted.
+
+    Without `caches`, these are all of them. With `caches` but not `system`, these are the ones outside the project.
+    """
     for effect in plan.files:
         if effect.place == "noise" and not (caches and (system or contains(plan.project, effect.path))):
             yield effect.path
@@ -134,7 +137,7 @@ def _refuse_changed(plan: EffectPlan, proposal: PromotionProposal, chosen: set[s
     if read := next(effects.moved(plan.read, plan.project), None):
         raise PolicyError(f"{read!r}, which the command read, has changed since", hint=again)
     if proposal.moved:
-        return  # which is refused where the promotion is judged, and said there
+        return  # the promotion itself refuses drift, and names the paths
     now, problem = effects.file_effects(proposal.changes, proposal.contents, plan.project)
     if problem:
         raise PolicyError(f"the plan's files cannot be read any more: {problem}", hint=again)

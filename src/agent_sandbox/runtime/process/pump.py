@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing import Literal
 
 CHUNK = 65536
-PATIENCE_BYTES = 64 << 20  # dropped output after which a run is ended
+PATIENCE_BYTES = 64 << 20  # a run that prints more than this and 16 times its limit is ended
 
 
 def make_pipes(stdin: bytes | int, ours: dict[str, int], theirs: list[int]) -> None:
