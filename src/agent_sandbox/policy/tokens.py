@@ -46,7 +46,7 @@ class Until:
 
 @dataclass(frozen=True)
 class Times:
-    """Only this many uses. The count belongs to the token that added the caveat: all tokens derived from that token share the count."""
+    """Only this many uses. The count belongs to the token that first had the caveat: all tokens derived from that token share it."""
 
     limit: int
 
