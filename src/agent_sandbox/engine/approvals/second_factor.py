@@ -19,10 +19,7 @@ from agent_sandbox.errors import PolicyError
 from agent_sandbox.ledger.private_files import make_private, read_private, write_once
 
 STEP = 30  # seconds
-MOST_WRONG, PERIOD = (
-    5,
-    300.0,
-)  # wrong guesses in PERIOD seconds: 5 guesses hit one of 3 valid codes with a chance of 1 in 66,000; a day of them, 1 in 230
+MOST_WRONG, PERIOD = 5, 300.0  # wrong guesses in PERIOD seconds: they hit with a chance of 1 in 66,000; a day of such guesses, 1 in 230
 _SECRET, _STATE = "second-factor", "second-factor.used"
 _BYTES = 20
 
