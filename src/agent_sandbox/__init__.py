@@ -1,7 +1,7 @@
 """An execution firewall and sandbox for AI agents.
 
-An agent's action (code or a command) is decided on, recorded, run on an instant copy-on-write view of this machine, and handed back with
-its output and what it would have changed. The folders answer one question each:
+An agent's action is code or a command. The action is judged, recorded, and run on an instant copy-on-write view of this machine. The caller
+gets its output and the changes that it made in the view. Each folder answers one question:
 
 `policy` says whether it may be done, and is pure. `kernel` is how confinement is done on Linux, and the only user of ctypes. `runtime` is
 where work runs: a guest forked from a warm process into namespaces of its own. `workspace` plans what a guest sees and reads back what it
@@ -10,8 +10,8 @@ record. `cli` is the command line.
 
 Beside them lie the modules that programs import: `sandbox` (`Sandbox`, `create_sandbox`), `session` (interpreters that stay),
 `workspaces` (`Workspace`, whose changes wait until they are promoted), `config` (every setting, explained),
-`result`, `aio` (the same for asyncio), `replays` (a recorded run once more), `isolation`, `audit`, and `errors`, the tree of what can go
-wrong on our side. A program that fails in a sandbox is not an error but a result.
+`result`, `aio` (the same for asyncio), `replays` (run a record again), `isolation`, `audit`, and `errors`, the exceptions for failures on
+our side. A program that fails in a sandbox is a result, not an exception.
 
 Each floor imports only those below it: the modules above, then `engine`, then `runtime`, `workspace` and `ledger`, then `kernel` and
 `policy`, then `errors`. Names are loaded when they are first used, because the guest's side imports this package too and must stay small.
@@ -114,7 +114,7 @@ _HOMES = {
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 
-if not TYPE_CHECKING:  # a type checker knows the names from above, and should still complain about others
+if not TYPE_CHECKING:  # a type checker knows the public names from the imports above, and must still report unknown names
 
     def __getattr__(name: str) -> object:
         """Load a public name from its module, once."""

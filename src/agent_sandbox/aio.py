@@ -1,6 +1,6 @@
 """The sandbox for asyncio: the same methods, awaited. Each execution runs in a thread, by the same code.
 
-Kept apart so that programs without an event loop do not pay for importing one.
+This is a module of its own, so that programs without an event loop do not import asyncio.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from agent_sandbox.sandbox import OnOutput, Run, RunOptions, Sandbox, SessionOpt
 from agent_sandbox.session import SandboxSession
 from agent_sandbox.workspace.changes import ChangeSet
 
-# Threads of our own: those of the event loop are few and resolve host names, and a run that takes its time must not keep them.
+# Threads of our own. The event loop has few threads, which also resolve host names, and a long run must not occupy them.
 MOST_AT_ONCE = 64
 
 
 class AsyncSandbox:
-    """`Sandbox` for asyncio. Cancelling a task that awaits an execution kills the run; the task ends after it.
+    """`Sandbox` for asyncio. Cancelling a task that awaits an execution kills the run; the task ends after the run has ended.
 
     `on_output` is called in the event loop's thread, in order, before the result is returned. Tools may be coroutines: they are awaited in
     that loop; other tools are called in the thread of their run. Up to 64 executions run at once; others wait.
@@ -148,12 +148,12 @@ class _Loop:
         try:
             outcome = await asyncio.shield(working)
         except asyncio.CancelledError:
-            if not job.cancel():  # it has begun
+            if not job.cancel():  # the run has begun
                 run.cancel()
-                self._over = True  # first: `tools` looks at it after adding its tool to the set, so that one of the two ends the tool
+                self._over = True  # before the loop: `_called` reads it after adding its future, so one of the two cancels
                 for future in list(self._awaited):
                     future.cancel()
-                with suppress(Exception):  # the task is over; how the run took its end no longer matters
+                with suppress(Exception):  # the task is cancelled, so the result of the run does not matter
                     await working
             raise
         if listener is not None and listener.raised is not None:

@@ -1,8 +1,7 @@
 """Build the parts of the product for one host: ledger, gates, approvals, grants, runtimes and sessions.
 
-Nothing else builds them. `Host.here()` is, with the command line, the only code that reads the
-environment; everything below takes paths as arguments. A host is read afresh by each `here()`: a test, or a process that changes its user,
-gets a fresh answer.
+Only this module builds them. Only `Host.here()` and the command line read the environment; everything below takes paths as arguments. Each
+call of `here()` reads the environment again, so that a test, or a process that changes its user, gets the current values.
 """
 
 from __future__ import annotations
@@ -42,30 +41,30 @@ if TYPE_CHECKING:
     from agent_sandbox.workspace.store import SandboxState
 
 LEDGER, APPROVALS, CAPABILITIES = "ledger.jsonl", "approvals", "capabilities"
-ONE_WALL = "wasm-one-wall"  # used only by name, or on a system that has no other
+ONE_WALL = "wasm-one-wall"  # used if the caller names it, or if the system has no other runtime
 NOT_LINUX = "the confinement of a process is Linux's, and this is another system"
-WARM = 24  # guests that may wait ready: at 8 MB each at most, about as much as one browser tab
-_HOMES = ("/root", "/var/", "/srv/", "/opt/")  # where there are homes besides /home
+WARM = 24  # guests that may wait ready. Each takes at most 8 MB; all together, about as much as one browser tab
+_HOMES = ("/root", "/var/", "/srv/", "/opt/")  # places of home directories besides /home
 
 
 @dataclass(frozen=True)
 class Host:
     """The user and the directories that everything is built for. None of the directories need exist."""
 
-    home: str  # as the shell has it; `/` for a user without one
+    home: str  # $HOME, or else the home of the account; `/` if there is neither
     state: str  # sandboxes, layers and the ledger
     cache: str  # files that can be made again
-    keys: str  # key and anchor of the ledger: in another directory, so that write access to one is not access to both
+    keys: str  # key and anchor of the ledger: by default outside `state`, so that write access to one is not access to both
     config: str  # the user's own settings
-    background: bool = True  # whether a process may be left behind that works on when the caller has its answer
+    background: bool = True  # whether a background process may go on after the caller has its answer
 
     @classmethod
     def here(cls) -> Host:
         """Read the host from the environment.
 
-        `$AGENT_SANDBOX_STATE` and `$AGENT_SANDBOX_KEYS` choose directories; otherwise `agent-sandbox` in the XDG directories. A relative
-        XDG directory is ignored, as its specification asks. A chosen state directory has its own keys, beside the ledger. With
-        `$AGENT_SANDBOX_NO_BACKGROUND` nothing is left to work in the background.
+        `$AGENT_SANDBOX_STATE` and `$AGENT_SANDBOX_KEYS` choose directories. Without them, the directories are `agent-sandbox` in the XDG
+        directories. A relative XDG directory is ignored, as its specification asks. A chosen state directory holds its own keys, beside the
+        ledger, unless the keys are chosen, too. With `$AGENT_SANDBOX_NO_BACKGROUND` no background process goes on after the answer.
         """
         home = next((os.path.normpath(each) for each in (os.environ.get("HOME", ""), _account_home()) if os.path.isabs(each)), "/")
         chosen, keys = os.environ.get("AGENT_SANDBOX_STATE"), os.environ.get("AGENT_SANDBOX_KEYS")
@@ -84,7 +83,7 @@ class Host:
         )
 
     def unchosen(self) -> Host:
-        """Return the host with the default state and keys of this user, ignoring chosen directories: those may be another user's."""
+        """Return the host with this user's default directories of state and keys. The chosen directories may belong to another user."""
         state, data = _xdg("XDG_STATE_HOME", self.home, ".local/state"), _xdg("XDG_DATA_HOME", self.home, ".local/share")
         return Host(self.home, state, self.cache, os.path.join(data, "keys"), self.config, self.background)
 
@@ -106,15 +105,15 @@ class Host:
 
     @property
     def homes(self) -> tuple[str, ...]:
-        """The user's home, and that of the account if the environment names another."""
+        """The user's home, and the home of the account if the environment names another directory."""
         return tuple(dict.fromkeys((self.home, *_homes({_account_home()}))))
 
     @property
     def homes_of_others(self) -> tuple[str, ...]:
-        """The homes of other users, if this is root, who can read them.
+        """The homes of other users. Empty unless this user is root, who can read them.
 
-        Service accounts that name `/`, `/bin` or `/usr/sbin` do not count. One below `/home` counts before it exists, as it may be made
-        while something runs.
+        The homes of service accounts, such as `/`, `/bin` or `/usr/sbin`, do not count. A home below `/home` counts even if it does not
+        exist, because somebody may create it during a run.
         """
         import pwd  # not on every system
 
@@ -292,12 +291,15 @@ class Assembly:
         return _one_wall(self.host.cache, self.host.state)
 
     def command_line_registry(self, forked: Zygote | None = None) -> Registry:
-        """Return runtimes for a program with one thread, which may fork itself. `forked` is a fork made beforehand. To be closed."""
+        """Return runtimes for a program with one thread, which may fork itself. `forked` is such a fork, if there is one already.
+
+        The caller must close the registry.
+        """
         from agent_sandbox.runtime.process.runtime import ProcessRuntime
 
         registry, process = Registry(), ProcessRuntime(single_threaded=True, forked=forked)
         registry.register("process", lambda: process)
-        registry.get("process")  # a fork that was made beforehand ends with the registry, used or not
+        registry.get("process")  # so that closing the registry ends `forked`, used or not
         registry.register("wasm", lambda: self.wasm(warm=0))
         return registry
 
@@ -330,9 +332,9 @@ def _registry(cache: str, state: str) -> Registry:
 
 @lru_cache(maxsize=1)
 def _process() -> ProcessRuntime:
-    """Return the process runtime of this process: a zygote and its waiting guests cost time and memory, so all sandboxes share them.
+    """Return the process runtime that all sandboxes of this process share, because a zygote and waiting guests cost time and memory.
 
-    They start with the first run and end with this process; a forked child gets its own."""
+    The zygote starts with the first run and ends with this process. A forked child starts its own zygote."""
     from agent_sandbox.runtime.process.runtime import ProcessRuntime
 
     return ProcessRuntime(warm=WARM)
@@ -340,7 +342,7 @@ def _process() -> ProcessRuntime:
 
 @lru_cache(maxsize=2)
 def _wasm(cache: str, state: str, warm: int) -> WasmRuntime:
-    from agent_sandbox.runtime.wasm.runtime import WasmRuntime  # an extra: nobody else pays for it
+    from agent_sandbox.runtime.wasm.runtime import WasmRuntime  # loaded late: only users of the extra `wasm` need it
 
     return WasmRuntime(os.path.join(cache, "wasm"), os.path.join(state, "wasm"), warm=warm)
 

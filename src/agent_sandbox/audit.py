@@ -1,7 +1,7 @@
 """The audit log: a view of the ledger in memory, for programs that want to know what their sandboxes did.
 
-Entries go to the ledger first, so the log never has more than the ledger. When it is full it drops the oldest; the ledger does not. `load`
-adds earlier entries of a ledger file.
+Entries go to the ledger first, so the log never has an entry that the ledger lacks. A full log drops its oldest entries; the ledger drops
+none. `load` adds earlier entries from a ledger file.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class AuditEntry:
 class AuditLog:
     """The actions of sandboxes, newest last. Safe to share between threads and sandboxes.
 
-    `on_entry` is called for each entry, in the thread that acts, after the ledger has it; for an intent that is before the action. An
-    exception in it stops nothing, and is counted in the summary.
+    `on_entry` is called for each entry, in the thread that acts, after the ledger has the entry. For an intent, that is before the action.
+    An exception in `on_entry` stops nothing; the summary counts it.
     """
 
     def __init__(

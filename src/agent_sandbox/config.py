@@ -1,7 +1,7 @@
 """The settings of a sandbox, checked when they are made, and turned into a policy.
 
-Nothing here is silently ignored: a value that cannot be enforced, and a permission that no part of this version can grant, raise
-`PolicyError` naming the field. The policy that comes out is what decides and what the kernel enforces; this is only its friendly face.
+No setting is silently ignored. A value that cannot be enforced, and a permission that this version cannot grant, raise `PolicyError` with
+the name of the field. The settings are only a convenient form of the policy: the policy decides, and the kernel enforces it.
 """
 
 from __future__ import annotations
@@ -46,13 +46,14 @@ class SandboxConfig:
     Limits, each for one run; `None` is no limit:
         timeout_seconds: wall time.
         max_memory_mb: memory of everything the run starts, in MiB.
-        max_output_bytes: kept of each of stdout and stderr. What follows is dropped, and the result says so.
+        max_output_bytes: bytes of stdout, and of stderr, that a result holds. Further output is dropped, and the result says so.
         max_cpu_seconds: processor time of everything the run starts.
         max_processes: processes and threads together.
         max_open_files: open descriptors of each process.
         max_disk_mb: written to disk, in MiB; the scratch directory /tmp has this size too.
-        max_fuel: instructions executed inside WebAssembly, as the engine counts them: the same for the same work. No other runtime counts.
-        lifetime_seconds: of the sandbox itself. Past it, running work is ended and no more is accepted, even if nobody closes it.
+        max_fuel: instructions executed inside WebAssembly, as the engine counts them. The same work always costs the same fuel. Other
+            runtimes count no fuel.
+        lifetime_seconds: lifetime of the sandbox itself. After this time, running work is ended and no new work is accepted.
 
     Permissions:
         allow_file_read: show the files of the machine that `allowed_paths` names; without `allowed_paths`, all of them.
@@ -66,15 +67,15 @@ class SandboxConfig:
         allowed_paths: patterns such as "/data", "/data/*", "~/notes/*.md". Without a file permission they have no effect. A path that does
             not exist is no error.
         denied_paths: patterns of paths that are hidden, even if they are also allowed. The interpreter's own files stay.
-        allow_hidden: whether names that begin with a dot are shown. Hiding them costs a copy of the allowed directories at every run, is
-            refused where that would be large, and is impossible for the whole machine.
+        allow_hidden: whether names that begin with a dot are shown. Hiding them costs a copy of the allowed directories at every run. It is
+            refused if the copy would be large, and impossible for the whole machine.
         reveal: secrets such as "~/.ssh" to show although they are masked by default.
 
     Code, before it runs:
-        validate_code: refuse code that uses more than is permitted; see `agent_sandbox.policy.code`. An early warning with a clear
+        validate_code: refuse code that uses more than is permitted; see `agent_sandbox.policy.code`. This is an early warning with a clear
             message: isolation does not depend on it.
-        blocked_patterns: replace the default patterns, such as "eval(", "os.system" or "subprocess". A pattern that equals a default one
-            matches as that does, and the same permission lifts it. Any other is a name, a dotted name or `name(`.
+        blocked_patterns: patterns to use instead of the default patterns, such as "eval(", "os.system" or "subprocess". A default pattern
+            in this list keeps its meaning, and the same permission lifts it. Any other pattern is a name, a dotted name or `name(`.
 
     The rest:
         env_vars: added to a minimal PATH, HOME and LANG. The run has these variables and no others.
@@ -88,9 +89,9 @@ class SandboxConfig:
             `seed`, listings are sorted. Only for code inside WebAssembly.
         seed: the seed of the random numbers of deterministic runs.
         runtime: "process", the caller's own interpreter and the machine's programs; "wasm" for code inside WebAssembly, which needs the
-            extra `wasm` and `agent-sandbox setup`; or "auto" for the cheapest that gives every guarantee and has what the code uses.
-            A run that turns out to lack something is retried once on the other, and `SandboxResult.route` says so. Outside
-            Linux both "wasm" and "auto" are "wasm-one-wall": inside WebAssembly, without isolation by the kernel and without files.
+            extra `wasm` and `agent-sandbox setup`; or "auto" for the cheapest runtime that gives every guarantee and has what the code
+            uses. If a run lacks a feature of the other runtime, it is retried there once, and `SandboxResult.route` says so. Outside Linux
+            both "wasm" and "auto" are "wasm-one-wall": inside WebAssembly, without isolation by the kernel and without files.
     """
 
     timeout_seconds: float | None = 30.0

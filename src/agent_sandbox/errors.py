@@ -82,14 +82,14 @@ class ForeignStore(WorkspaceError):
 
 
 class Unfinished(WorkspaceError):
-    """A promotion that was interrupted cannot be rolled back or finished yet. Its journal is kept, so that it can be tried again."""
+    """An interrupted promotion cannot be rolled back or finished yet. Its journal is kept, so that the recovery can be tried again."""
 
 
 class Drift(SandboxError):
-    """The real tree has changed meanwhile, so nothing was promoted, or it was restored.
+    """The real tree has changed meanwhile. So nothing was promoted, or the promoted changes were taken back.
 
-    `paths` are those that were not as expected. `kept` is a directory with files of another program that could not be put back into the
-    tree; empty if there are none.
+    `paths` are the paths that were not as expected. `kept` is a directory with files of another program that could not be put back into
+    the tree; empty if there are no such files.
     """
 
     def __init__(self, message: str, *, paths: tuple[str, ...] = (), kept: str = "", hint: str = "") -> None:

@@ -65,7 +65,7 @@ class CodeExecutor:
     ) -> None:
         """Without permissions, only running code is allowed.
 
-        `blocked_patterns` replace the default ones. A pattern with the name of a default one matches as that does; any other is a name, a
+        `blocked_patterns` replace the default patterns. A default pattern among them keeps its meaning; any other pattern is a name, a
         dotted name or `name(`. `validate=False` turns off the early warning, never the isolation. Every execution and every refusal is in
         the ledger, and in `audit` as well. Raises `PolicyError` for permissions that cannot be enforced.
         """

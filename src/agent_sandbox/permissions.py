@@ -103,7 +103,7 @@ _SAID_BY_PERMISSIONS = (
 
 
 class PermissionSet:
-    """Permissions that hold together. Empty, it permits code to run, and nothing else."""
+    """A set of permissions. An empty set permits code to run, and nothing else."""
 
     def __init__(self, permissions: Iterable[Permission] = ()) -> None:
         self._held: dict[type, Permission] = {}
@@ -122,12 +122,12 @@ class PermissionSet:
     __hash__ = None  # type: ignore[assignment]  # it changes
 
     def add(self, permission: Permission) -> PermissionSet:
-        """Add a permission, and return the set. Raises `PolicyError`, changing nothing, if they cannot be enforced together."""
+        """Add a permission, and return the set. If the permissions cannot be enforced together, raise `PolicyError` and change nothing."""
         if not isinstance(permission, Permission):
             raise PolicyError(f"not a permission: {permission!r}", hint="add a FilePermission, NetworkPermission or ProcessPermission")
         kind, before = type(permission), self._held.get(type(permission))
         together = permission if before is None else _together(before, permission)
-        SandboxConfig(**_settings({**self._held, kind: together}))  # raises for a path or a number that cannot be
+        SandboxConfig(**_settings({**self._held, kind: together}))  # raises for an invalid path or number
         self._held[kind] = together
         return self
 
@@ -177,7 +177,7 @@ def _settings(held: dict[type, Permission]) -> dict[str, Any]:
             "allow_file_write": files.level >= PermissionLevel.WRITE,
             "allowed_paths": files.allowed_paths,
             "denied_paths": files.denied_paths,
-            # Nothing is shown of an empty permission, so there is nothing to hide either: hiding costs a copy.
+            # Level NONE shows no files, so there is nothing to hide, and hiding would cost a copy.
             "allow_hidden": files.allow_hidden or files.level in (PermissionLevel.NONE, PermissionLevel.FULL),
         }
     if isinstance(processes, ProcessPermission):
@@ -192,12 +192,12 @@ def _settings(held: dict[type, Permission]) -> dict[str, Any]:
 
 
 def _together(one: Permission, other: Permission) -> Permission:
-    """Join two permissions of a kind: lists are joined; other fields must be equal, as they hold for both."""
+    """Join two permissions of one kind. Lists are joined; other fields must be equal, because one value holds for both permissions."""
     joined: dict[str, Any] = {}
     for field in fields(one):
         ours, theirs = getattr(one, field.name), getattr(other, field.name)
         if isinstance(ours, tuple):
-            unrestricted = field.name.startswith("allowed_") and not (ours and theirs)  # one of them names no limit
+            unrestricted = field.name.startswith("allowed_") and not (ours and theirs)  # one of the two permissions has no such limit
             joined[field.name] = () if unrestricted else tuple(dict.fromkeys((*ours, *theirs)))
         elif ours != theirs:
             name = type(one).__name__

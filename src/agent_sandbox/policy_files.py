@@ -1,8 +1,8 @@
 """The policy files of the machine, the user and the project, and how they narrow a policy.
 
-The system's file binds everybody, every `Sandbox` too. The user's and the project's are below it, and are about projects: the command line
-and `Workspace`. An option that a person types is above those two: it may widen what they say, up to the system's ceiling. No file widens
-anything.
+The system's file binds every user and every `Sandbox`. The files of the user and of the project are below the system's file. They bind only
+the command line and `Workspace`, which work on projects. An option that a person types may permit more than these two files, but not more
+than the system's file. No file permits more than the files above it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SYSTEM = "/etc/agent-sandbox/policy.toml"
 PROJECT_FILES = ("agent-sandbox.toml", "pyproject.toml")
 _LARGEST = 1 << 20  # bytes
-_TABLE = b"agent-sandbox"  # a pyproject.toml without it says nothing to us, and need not be understood
+_TABLE = b"agent-sandbox"  # a pyproject.toml without this text has no settings for us, and is not parsed
 
 
 @dataclass(frozen=True)
@@ -60,12 +60,15 @@ def layers_of(project: str | None, *, system: str | None = None, user: str | Non
 
 
 def under(layers: Layers, ceiling: Policy, flagged: Mapping[str, float | None] | None = None) -> Effective:
-    """Return a policy narrowed by the layers. Limits in `flagged`, from the command line, replace those of files, up to the system's."""
+    """Return the policy, narrowed by the layers.
+
+    `flagged` are limits from the command line. They replace the limits of the user's and the project's file, up to the system's limits.
+    """
     from agent_sandbox.policy.files.layers import effective
 
     top = effective(ceiling, layers.system, home=here().host.home)
     narrowed = effective(top, layers.below, home=here().host.home)
-    # No option sets the output limit. Ours, for JSON documents, must not widen that of a policy file.
+    # No option sets the output limit. Our own output limit, for JSON documents, must not exceed the limit of a policy file.
     most = {name: getattr((narrowed if name == "output_bytes" else top).policy.limits, name) for name in flagged or ()}
     typed = {name: _within(value, most[name]) for name, value in flagged.items()} if flagged else {}
     limits = replace(narrowed.policy.limits, **typed)  # type: ignore[arg-type]  # as the options were read, which is as Limits wants them
@@ -76,7 +79,7 @@ def under(layers: Layers, ceiling: Policy, flagged: Mapping[str, float | None] |
 def bound(policy: Policy, early: EarlyLook | None, project: str | None = None) -> Bound:
     """Return the policy of a program, narrowed by the files."""
     layers = layers_of(project)
-    if not layers.all:  # as a rule; and nothing more is loaded
+    if not layers.all:  # the usual case, in which nothing more is loaded
         return Bound(policy, early)
     narrowed = under(layers, policy)
     endless = replace(policy, limits=replace(policy.limits, wall_seconds=None))

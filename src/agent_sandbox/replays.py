@@ -1,7 +1,7 @@
 """Replay a record, and report where the second run differs.
 
-A record may come from anybody. It brings code, input and a seed; it grants nothing: what the code may see is what the sandbox that replays
-it shows, and where that is not what was recorded, nothing is run.
+A record may come from anybody. It holds code, input and a seed, but it grants no permission. The code sees only what the replaying sandbox
+shows. If the rules of this sandbox differ from the recorded rules, nothing is run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agent_sandbox.result import SandboxResult
 if TYPE_CHECKING:
     from agent_sandbox.sandbox import Sandbox
 
-# The limits that shape what comes of a run, and the setting for each. Time is not among them: it ends a run, or has no part in it.
+# The limits that affect the outcome of a run, and the setting for each. Time limits are left out: they end a run, or have no effect.
 SHAPING = {
     "memory_bytes": ("max_memory_mb", MIB),
     "output_bytes": ("max_output_bytes", 1),
@@ -51,15 +51,15 @@ def replay(
     code: str | None = None,
     stdin: bytes | None = None,
 ) -> Replay:
-    """Run a record again. Without a sandbox it is run in one that shows no files, with the limits of the record.
+    """Run a record again. Without `sandbox`, it runs in a new sandbox that shows no files and has the limits of the record.
 
-    `env_vars` are values of which the record has only digests; `code` and `stdin` are needed for a record that was made without them.
-    Raises `RecordError` when the file is no record, when it was made with another engine or other rules, or when something is missing.
+    `env_vars` are the environment variables; the record has only digests of their values. A record without its code or input needs `code`
+    or `stdin`. Raises `RecordError` if the file is no record, if it was made with another engine or other rules, or if a part is missing.
     """
     record = read(os.fspath(path))
     if sandbox is not None:
         return sandbox.replay(record, env_vars=env_vars, code=code, stdin=stdin)
-    from agent_sandbox.sandbox import Sandbox as Fresh  # which knows of records itself
+    from agent_sandbox.sandbox import Sandbox as Fresh  # here, because `sandbox` uses this module
 
     with Fresh(runtime="wasm", deterministic=True, **_settings(record)) as fresh:
         return fresh.replay(record, env_vars=env_vars, code=code, stdin=stdin)
@@ -85,7 +85,10 @@ def within_reason(record: Record) -> tuple[str, ...]:
 
 
 def what_to_run(record: Record, code: str | None, stdin: bytes | None) -> tuple[Code, bytes]:
-    """Return the code and input of a record, or the given ones. Raises `RecordError` if these are not the recorded ones."""
+    """Return the code and input to run: `code` and `stdin`, or else those of the record.
+
+    Raises `RecordError` if one is missing, or if its digest differs from the recorded digest.
+    """
     for name, kept, given in (("code", record.code, code), ("stdin", record.stdin, stdin)):
         if kept is None and given is None:
             raise RecordError(f"the record was made without its {name}", hint=f"give it: {name}=…")

@@ -1,7 +1,7 @@
 """The result of a run in the SDK: flat fields, text, and one line for an error.
 
-Everything a program says about itself, its error line included, is only what it said: a hostile one may say anything. `status`, `exit`,
-`limits_hit` and `verdict` are ours.
+Output and the error line come from the program, and a hostile program may print anything. `status`, `exit`, `limits_hit` and `verdict` come
+from us.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class SandboxStatus(Enum):
 
     PENDING = "pending"  # nothing has run yet
     RUNNING = "running"
-    COMPLETED = "completed"  # it ended by itself, with exit code 0
-    FAILED = "failed"  # any other end, or it was refused
-    TIMEOUT = "timeout"  # a limit on its time, or on its fuel, ended it
+    COMPLETED = "completed"  # the program ended by itself, with exit code 0
+    FAILED = "failed"  # the run ended in any other way, or was refused
+    TIMEOUT = "timeout"  # a limit on time or fuel ended the run
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,13 @@ class SandboxResult:
     language: str | None  # its canonical name; None for a command
     exit: Exit | None = None  # with the reason, the limits that were reached, and what was used
     changes: ChangeSet = NOTHING_CHANGED  # its captured changes; recorded if file writes are allowed
-    route: Route | None = None  # the runtime used, the reason, the ones passed over, and what a first try elsewhere lacked
-    verdict: Verdict | None = None  # the verdict of the policy; None when the input could not even be judged
+    route: Route | None = None  # the runtime, the reason for it, the other runtimes, and what a first run in another runtime lacked
+    verdict: Verdict | None = None  # the verdict of the policy; None if the input was invalid, so that it was not judged
     limits_hit: tuple[str, ...] = ()  # of "wall", "cpu", "memory", "processes", "output", "disk", "fuel", "lifetime"
-    notes: tuple[str, ...] = ()  # remarks on anything weaker or different than might be expected
-    value: Any = None  # of the last expression of a turn, as data: see `Session`
-    value_repr: str | None = None  # its `repr` if it is not data; `value` is None then
-    tool_errors: tuple[Exception, ...] = ()  # exceptions of tools, the first hundred; the program learns less
+    notes: tuple[str, ...] = ()  # what is weaker or different than a caller may expect
+    value: Any = None  # the value of the last expression of a turn, as data: see `SandboxSession`
+    value_repr: str | None = None  # the `repr` of this value if it is not data; then `value` is None
+    tool_errors: tuple[Exception, ...] = ()  # the first hundred exceptions of tools; the program sees less of them
 
     @property
     def stdout(self) -> str:

@@ -169,7 +169,7 @@ class Run:
     def __init__(self) -> None:
         self._guest: Guest | None = None
         self._cancelled = False
-        self.thread = 0  # the one it runs in, once it does
+        self.thread = 0  # the thread that runs it; 0 before it begins
 
     def started(self, guest: Guest) -> None:
         """Note the running guest, and kill it if the run is cancelled."""
@@ -179,18 +179,18 @@ class Run:
 
     def cancel(self) -> None:
         """Kill the run, now or as soon as it begins."""
-        self._cancelled = True  # first: `started` looks at it after it has set the guest, so one of the two kills
+        self._cancelled = True  # first: `started` sets the guest and then reads this, so one of the two kills
         if self._guest is not None:
             self._guest.kill()
 
 
 class Sandbox:
-    """Runs code and commands, each on a fresh view of the machine that ends with it. Safe to use from many threads at once.
+    """Runs code and commands. Each run has a fresh view of the machine, which ends with the run. Safe to use from many threads at once.
 
     >>> Sandbox().execute("print(6 * 7)").stdout
     '42\\n'
 
-    Nothing is kept between runs, and between runs a sandbox holds no process, file or mount; closing it ends what is running.
+    Nothing is kept between runs. Between runs a sandbox holds no process, file or mount. Closing it ends its runs.
     """
 
     def __init__(
@@ -232,7 +232,7 @@ class Sandbox:
             audit = AuditLog(level=self.config.audit_level)
         self.audit = audit  # the actions of this sandbox, in memory
         self._ledger = self.audit.over(here().ledger()) if self.audit is not None else here().ledger()
-        self._session = self._lately = self._session_for(bound.policy, self._early)  # and the last one for a run with settings of its own
+        self._session = self._lately = self._session_for(bound.policy, self._early)  # `_lately`: the last session for other settings
         self._expires = None if self.config.lifetime_seconds is None else time.monotonic() + self.config.lifetime_seconds
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -458,7 +458,7 @@ class Sandbox:
 
     @property
     def expires(self) -> float | None:
-        """The end of its lifetime, by the monotonic clock; None without one."""
+        """The end of the sandbox's lifetime, by the monotonic clock; None if its lifetime is unlimited."""
         return self._expires
 
     def time_for(self, timeout: float | None) -> tuple[float | None, str, float | None]:
@@ -484,7 +484,7 @@ class Sandbox:
             self._session.explain(Work(Code("python", "pass"), ENVIRONMENT))
 
     def check_open(self) -> None:
-        """Raise `SandboxError` when no more work is accepted: it was closed, or its lifetime is over."""
+        """Raise `SandboxError` if this sandbox accepts no more work, because it was closed or its lifetime is over."""
         if self._closed:
             raise SandboxError("this sandbox has been closed", hint="make another")
         if self._expires is not None and time.monotonic() >= self._expires:
@@ -519,7 +519,7 @@ class Sandbox:
         with self._lock:
             self._closed = True
         self.kill()
-        me = threading.get_ident()  # a run of ours that closes the sandbox from its own callback cannot be waited for
+        me = threading.get_ident()  # if a callback of a run closes the sandbox, this thread cannot wait for that run
         with self._changed:
             self._changed.wait_for(lambda: all(run.thread == me for run in self._runs), CLOSING_SECONDS)
             sessions = list(self._sessions)

@@ -28,12 +28,12 @@ class SandboxSession:
     """A Python interpreter in a sandbox, made by `Sandbox.session`. One turn at a time: others wait.
 
     Variables, imports, functions, the working directory and files stay from turn to turn. `result.value` is the value of the turn's last
-    expression, as data; where that cannot cross it is None and `result.value_repr` says what it was. An exception ends its turn, and so
-    does `sys.exit()`, with its code: the session goes on. A turn beyond its time, or one that ends the interpreter, ends the session; its
-    result says why, and `run` raises `SandboxError` from then on.
+    expression, as data. If the value is not data, `result.value` is None and `result.value_repr` is its repr. An exception, or
+    `sys.exit()`, ends only its turn; the session goes on. A turn that exceeds its time, or that ends the interpreter, ends the session. Its
+    result says why, and from then on `run` raises `SandboxError`.
 
     Wall time and output are limited for each turn; processor time, memory, processes and disk for the session. Between turns nothing is
-    read from it: what threads print or ask of tools then waits for the next turn.
+    read from the interpreter: output and tool calls of its threads wait for the next turn.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class SandboxSession:
         if self._taking == threading.get_ident():
             raise SandboxError("this session is in a turn, which waits for this call", hint="use another session in it")
         with self._lock:
-            self._sandbox.begin(run)  # it may be closed by now, or have outlived its lifetime
+            self._sandbox.begin(run)  # raises if the sandbox is closed now, or its lifetime is over
             self._taking = threading.get_ident()
             status = SandboxStatus.FAILED  # also when an exception passes through
             try:
@@ -134,12 +134,12 @@ class SandboxSession:
     def close(self) -> None:
         """End the session. Exit functions run, as at the end of a program; a turn in another thread is killed first. Idempotent."""
         self._closing = True
-        if self._taking == threading.get_ident():  # from a tool or callback of its own: it is closed when they return
+        if self._taking == threading.get_ident():  # called by a tool or callback of a turn: the turn closes the session at its end
             self._turns.kill()
             return
         if not self._lock.acquire(blocking=False):
             self._turns.kill()
-            if not self._lock.acquire(timeout=CLOSING_SECONDS):  # a tool takes its time: the turn that waits for it will close
+            if not self._lock.acquire(timeout=CLOSING_SECONDS):  # a tool takes long: the turn that waits for it closes the session
                 return
         try:
             self._close()

@@ -5,10 +5,10 @@
         claim(Bench(MyRuntime(), my_plan))
 
 A claim is a function that takes a `Bench` and raises `AssertionError` where the runtime falls short. `CLAIMS` need nothing but a runtime
-and a view with `/bin/sh` in it, `CODE_CLAIMS` a runtime of Python code and any view, `JAVASCRIPT_CLAIMS` one of JavaScript. They do not
-show that a runtime is safe, only that it is one: attacks are a suite of their own.
+and a view with `/bin/sh` in it, `CODE_CLAIMS` need a runtime for Python code and any view, `JAVASCRIPT_CLAIMS` a runtime for JavaScript.
+The claims do not show that a runtime is safe, only that it keeps the contract. Attacks are a suite of their own.
 
-`FakeRuntime` runs nothing. It shows what the interface asks of a runtime, and stands in for one where only the order of things matters.
+`FakeRuntime` runs nothing. It shows what the interface requires, and replaces a real runtime in tests of what calls a runtime.
 """
 
 from __future__ import annotations

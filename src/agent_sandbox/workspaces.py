@@ -1,7 +1,7 @@
 """A sandbox that outlives a run. It keeps the changes of its runs until they are promoted or rolled back.
 
-The command line uses the same sandbox for a project: each shows and promotes the changes of the other. Runs see the whole machine
-except secrets, and change nothing of it.
+The command line uses the same stored sandbox for a project. So a `Workspace` and the command line show and promote the same changes. Runs
+see the whole machine except secrets, and do not change the real files.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class Workspace:
         args: Sequence[str] = (),
         cwd: PathLike | None = None,
     ) -> EffectPlan:
-        """Run work on a clone of the machine as this sandbox sees it, and return its effects. Neither is changed.
+        """Run work on a clone of the machine as this sandbox sees it, and return its effects. Neither machine nor sandbox is changed.
 
         The plan is kept for an hour, for `carry_out`. Raises `Denied` when the policy refuses the work, and what `run` raises.
         """
@@ -197,11 +197,11 @@ class Workspace:
         caches: bool = False,
         files_only: bool = False,
     ) -> CarriedOver:
-        """Apply a plan of this project exactly, given as a plan, a digest, or the beginning of one; `undo` reverts it.
+        """Apply a plan of this project exactly. `plan` is the plan, its digest, or the beginning of its digest. `undo` takes it back.
 
-        `approve`, `system` and `caches` are as for `promote`. With `files_only`, the files of a plan with other effects are changed
-        without these effects. Raises `PolicyError` for a missing or outdated plan, `Denied` for an unapproved protected kind, `Drift` when
-        the real files have changed; nothing was changed then.
+        `approve`, `system` and `caches` mean the same as for `promote`. `files_only` permits a plan with other effects; only its files are
+        changed. Raises `PolicyError` for a missing or outdated plan, `Denied` for an unapproved protected kind, `Drift` if the real files
+        have changed. After each of these, nothing was changed.
         """
         from agent_sandbox.engine.simulation.apply import carry, opened  # few workspaces carry out a plan
         from agent_sandbox.workspace.saved_plans import Plans
@@ -244,10 +244,10 @@ class Workspace:
         return self._stored.changes(self.policy)
 
     def diff(self, *, everything: bool = False) -> str:
-        """Return what `promote` would write as a unified diff for people, invisible characters escaped.
+        """Return the changes that `promote` writes, as a unified diff for people. Invisible characters are escaped.
 
-        With `everything` also caches and what lies outside the project, as `promote(system=True, caches=True)` would write. For machines:
-        `agent-sandbox diff --patch`.
+        With `everything`, return also changes of caches and outside the project, as `promote(system=True, caches=True)` writes them.
+        Programs should use `agent-sandbox diff --patch`.
         """
         with self._stored.opened() as stack:
             former = Formerly(bases=self._stored.bases(), open_base=self._stored.open_base)
@@ -296,12 +296,14 @@ class Workspace:
         caches: bool = False,
         review: Callable[[PromotionProposal], bool] | None = None,
     ) -> CarriedOver | None:
-        """Promote changes to the real project: all of them, or those whose paths `only` covers; all or nothing.
+        """Promote changes to the real project: all changes, or those whose paths `only` covers. Either all of these are written, or none.
 
-        Caches such as `__pycache__` stay in the sandbox, unless `caches` is set; `system` also promotes what lies outside the project.
-        `approve` names the protected kinds of changes that are agreed to, `review` is shown the proposal first and may say no; then None is
-        returned. `resolve` answers the conflicts of a merge. Raises `Denied` for a protected kind that is not agreed to, `Drift` when
-        reality has moved on, `Conflicted` when a merge needs an answer, `Busy` while a run goes on; nothing was changed then.
+        Changes of caches such as `__pycache__` stay in the sandbox, unless `caches` is set. `system` also promotes changes outside the
+        project. `approve` names the protected kinds of changes that may be promoted. `review` receives the proposal first; if it returns
+        false, nothing is promoted and None is returned. `resolve` answers the conflicts of a merge.
+
+        Raises `Denied` for a protected kind that is not in `approve`, `Drift` if the real files have changed since the sandbox first saw
+        them, `Conflicted` if a merge needs an answer, `Busy` while a run uses the sandbox. After each of these, nothing was changed.
         """
         patterns = _each(only)
         covered = covering(patterns, project=self.project, home=here().host.home)
@@ -318,7 +320,7 @@ class Workspace:
             return engine_promote.carry_out(proposal, self._stored, self._gate)
 
     def undo(self) -> CarriedOver:
-        """Undo the last promotion. Raises `Drift` if something it changed has changed since."""
+        """Undo the last promotion. Raises `Drift` if a promoted file has changed since the promotion."""
         recovered(self._stored, self._gate)
         return engine_promote.take_back(self._stored, self._gate)
 

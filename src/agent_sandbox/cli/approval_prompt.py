@@ -22,7 +22,7 @@ _ANSWERS = {"y": Decision.ONCE, "yes": Decision.ONCE, "r": Decision.FOR_THIS_RUN
 
 
 def desk_for(capabilities: tuple[str, ...], policy: Policy, *, sandbox: str, prompt: bool) -> Desk:
-    """Return the approver for a command. `prompt` allows questions at our terminal: no guest reads it."""
+    """Return the approver for a command. `prompt` allows questions at our terminal; it must be false if a guest reads the terminal."""
     tokens = tokens_of((*capabilities, os.environ.get(CAPABILITY, "")))
     return here().desk(policy, inbox_for(policy, prompt=prompt), sandbox=sandbox, tokens=tokens)
 
@@ -95,5 +95,5 @@ class _AtTheTerminal(_Elsewhere):
 
         try:
             self.inbox.answer(self._waiting.name, decision, digest=self._waiting.digest, by=user_name())
-        except PolicyError as error:  # answered elsewhere in this moment
+        except PolicyError as error:  # somebody answered elsewhere in this moment
             remark(error.message)

@@ -18,22 +18,22 @@ from agent_sandbox.errors import PolicyError, RuntimeUnavailable
 from agent_sandbox.kernel import wire
 from agent_sandbox.runtime.base import Guest, Terminal
 
-# A list of the names that are passed, not of those held back: the name under which the next service keeps its token is not known yet.
+# This lists the names to pass, not the names to hold back: nobody knows yet in which variable the next service keeps its token.
 PASSED = frozenset(
     {
         # where programs and the user's own files are
         *("PATH", "HOME", "SHELL", "USER", "LOGNAME", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "PYENV_ROOT"),
         *("PYENV_VERSION", "NVM_DIR", "NVM_BIN", "GEM_HOME", "GEM_PATH", "RBENV_ROOT", "GOPATH", "GOROOT", "JAVA_HOME"),
         *("CARGO_HOME", "RUSTUP_HOME"),
-        # how to speak
+        # language, terminal and programs for people
         *("LANG", "LANGUAGE", "TZ", "TERM", "COLORTERM", "COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "EDITOR"),
         *("VISUAL", "PAGER", "LESS"),
-        # how to behave
+        # settings of common programs
         *("CI", "DEBIAN_FRONTEND", "NODE_ENV", "RAILS_ENV", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED", "PYTHONUTF8"),
         "SOURCE_DATE_EPOCH",
     }
 )
-CAPABILITY = "AGENT_SANDBOX_CAPABILITY"  # never passed to the guest: it is a permission
+CAPABILITY = "AGENT_SANDBOX_CAPABILITY"  # never passed to the guest: its value is a permission
 _FALLBACK = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
 
 
@@ -60,7 +60,7 @@ def guest_environment(ours: Mapping[str, str], asked: Iterable[str], *, home: st
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
-HANG_UP_SECONDS = 1.0  # for a program to save its work, once the terminal that it was started from has gone
+HANG_UP_SECONDS = 1.0  # time for a program to save its work after its terminal has gone
 
 
 def interactive() -> bool:
@@ -87,7 +87,7 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 class Forwarding:
-    """Forwards signals to one guest. The second signal, of any kind, kills the guest: it may have ignored the first."""
+    """Forwards signals to one guest. The second signal, of any kind, kills the guest, because the guest may have ignored the first."""
 
     def __init__(self, woken: int) -> None:
         self.received: list[int] = []
@@ -106,7 +106,7 @@ class Forwarding:
         self.received.append(number)
         if len(self.received) == 1:
             self._guest.interrupt(number)
-            if number == signal.SIGHUP and _hung_up():  # nobody can press Ctrl-C a second time: a timer does it
+            if number == signal.SIGHUP and _hung_up():  # nobody can press Ctrl-C a second time, so a timer kills the guest
                 signal.signal(signal.SIGALRM, self._time_is_up)
                 signal.setitimer(signal.ITIMER_REAL, HANG_UP_SECONDS)
         else:
@@ -118,7 +118,7 @@ class Forwarding:
 
 
 def _hung_up() -> bool:
-    """Whether one of our streams is a terminal that has gone. Otherwise SIGHUP was only sent, and is like any other signal."""
+    """Whether one of our streams is a terminal that has gone. If not, another process sent SIGHUP, and it is like any other signal."""
     for fd in (0, 1, 2):
         try:
             os.tcgetpgrp(fd)
@@ -130,7 +130,7 @@ def _hung_up() -> bool:
 
 @contextmanager
 def forwarding() -> Iterator[Forwarding]:
-    """Forward signals during the block, then handle them as before. Ignored ones (nohup) stay ignored."""
+    """Forward signals during the block, then handle them as before. Signals that are ignored (nohup) stay ignored."""
     woken, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     forward = Forwarding(woken)
     waker_before = signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
@@ -152,7 +152,7 @@ def forwarding() -> Iterator[Forwarding]:
 class EscapedOutput:
     """Output of a guest without a terminal, on our terminal: control characters are escaped.
 
-    With `aside` all of it goes to standard error: standard output is for a diff or a plan, which the guest must not be able to cover.
+    With `aside`, all output of the guest goes to standard error. Standard output is for a diff or a plan, which the guest must not hide.
     """
 
     def __init__(self, *, aside: bool = False) -> None:
@@ -164,7 +164,7 @@ class EscapedOutput:
     def pass_on(self, name: str, data: bytes, *, last: bool = False) -> None:
         """Write output of the guest to our own standard output or error. A split character is held until complete. Raises as `write_all`
         does."""
-        from agent_sandbox.workspace.escape import visible  # few runs need it
+        from agent_sandbox.workspace.escape import visible  # few runs need this module
 
         fd, decoder = self._streams[name]
         if not os.isatty(fd):
@@ -188,22 +188,22 @@ def terminal_size() -> Terminal:
 class LentTerminal:
     """Our terminal, lent to a guest that has a terminal of its own.
 
-    Ours is raw while the guest runs: every key, Ctrl-C too, reaches the guest's terminal. The guest never holds ours; bytes are passed
-    between the two, and changes of size.
+    Our terminal is raw while the guest runs: every key, Ctrl-C too, reaches the guest's terminal. The guest never has a descriptor of our
+    terminal. We pass bytes and changes of size between the two terminals.
     """
 
     def __init__(self) -> None:
         self._theirs: int | None = None
 
     def begin(self, guest: Guest) -> None:
-        """Make our terminal raw, now that the guest reads it; before, Ctrl-C is for us.
+        """Make our terminal raw, because the guest reads its keys from now on. Before this call, Ctrl-C ends our own program.
 
         The descriptor of the guest's terminal is copied, because the guest's own closes with its streams.
         """
         tty.setraw(0, termios.TCSADRAIN)
         if guest.terminal is not None:
             self._theirs = os.dup(guest.terminal)
-            self.resize(signal.SIGWINCH, None)  # it may have changed while the guest was being made
+            self.resize(signal.SIGWINCH, None)  # the size may have changed while the guest was made
 
     def resize(self, number: int, frame: FrameType | None) -> None:
         """Handle SIGWINCH: give the guest's terminal the size of ours. The kernel tells the programs in it."""
@@ -220,7 +220,7 @@ class LentTerminal:
 
 @contextmanager
 def lent_terminal() -> Iterator[LentTerminal]:
-    """Lend our terminal during the block, from `LentTerminal.begin` on. It is put back however the run ends."""
+    """Lend our terminal during the block, from `LentTerminal.begin` on. Its settings are restored at any end of the block."""
     before = termios.tcgetattr(0)
     loan = LentTerminal()
     resized = signal.signal(signal.SIGWINCH, loan.resize)
@@ -237,7 +237,7 @@ _NICE = 10
 
 
 def in_a_child(do: Callable[[], None]) -> None:
-    """Call a function in a forked child without our descriptors: a copied lock would stay held, a copied pipe would stay open."""
+    """Call a function in a forked child. The child closes our descriptors, so that it keeps no lock held and no pipe open."""
     if os.fork():
         return
     try:
@@ -252,11 +252,11 @@ def in_a_child(do: Callable[[], None]) -> None:
         os._exit(0)
 
 
-_ARGUMENTS_START = 48 - 3  # of the fields of /proc/self/stat, counted from the one after the name, which is the third
+_ARGUMENTS_START = 48 - 3  # index of this field in /proc/self/stat; index 0 is the field after the name, which has the number 3
 
 
 def conceal(words: Iterable[str]) -> None:
-    """Overwrite these words in our argument line, which `ps` shows. Raises `RuntimeUnavailable` if it cannot: then nothing may start."""
+    """Overwrite these words in our argument line, which `ps` shows. Raises `RuntimeUnavailable` on failure; then nothing may start."""
     try:
         with open("/proc/self/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()

@@ -204,7 +204,7 @@ def pending_in(sandbox: ProjectSandbox, policy: Policy) -> Pending:
 
 
 def recover(stored: Stored, gate: Gate) -> None:
-    """Finish or take back a promotion that was cut off, for a verb that promotes. Raises `Busy` while a run has the sandbox."""
+    """Finish or roll back a promotion that was cut off, before a verb promotes. Raises `Busy` while a run uses the sandbox."""
     from agent_sandbox.engine.recover import recovered
 
     for words in recovered(stored, gate):
@@ -212,9 +212,9 @@ def recover(stored: Stored, gate: Gate) -> None:
 
 
 def current_and_whole(named: str | None, policy: PolicyOptions) -> ProjectSandbox:
-    """Return the project and its sandbox for a verb that does not promote; a promotion that was cut off is finished or taken back.
+    """Return the project and its sandbox, for a verb that does not promote. A promotion that was cut off is finished or rolled back first.
 
-    One that is under way is left alone, and one that cannot be finished is reported. Expired plans are removed.
+    A promotion that is still under way is not touched. A promotion that cannot be finished is reported. Expired plans are removed.
     """
     from agent_sandbox.engine.recover import interrupted
 

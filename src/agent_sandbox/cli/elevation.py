@@ -28,7 +28,7 @@ OFFERED_SECONDS = 600  # of an elevation that is offered when a program was refu
 
 @dataclass(frozen=True)
 class Lifted:
-    """A policy with the elevations in force. `left` returns for how many seconds more; runs end with it."""
+    """A policy with the elevations in force. `left` returns the seconds until the first of them ends; a run ends at that time."""
 
     policy: Policy
     note: str

@@ -111,7 +111,7 @@ class RunResult(VerbResult):
     route: RouteFacts
     notes: tuple[str, ...]
     observed: tuple[ObservedFacts, ...] | Omitted  # with --observe
-    only_programs: tuple[str, ...] | Omitted  # that may be started, where one could not be
+    only_programs: tuple[str, ...] | Omitted  # the programs that may be started, if this one could not be
     project: PathName
     changes: ChangeCounts | None
 
@@ -158,7 +158,7 @@ def perform(
 ) -> VerbResult:
     """Do the work. `forked` is a zygote for native programs, if there is one already.
 
-    A refused program may be pre-approved by a person meanwhile; then it is tried again.
+    If the policy refuses a program, a person at the terminal may allow it for a time. Then the work is done again.
     """
     with _runtimes(options, forked) as runtimes:
         try:
@@ -194,7 +194,7 @@ def _perform(options: CommandOptions, what: Code | Command, stdin: int | bytes, 
         if options.explain:
             return _explain(session, work)
         if options.simulate:
-            from agent_sandbox.cli.commands.sim import simulate  # few runs are
+            from agent_sandbox.cli.commands.sim import simulate  # few runs are simulated
 
             return simulate(options, session, work, project, console, _say_who_has_it)
         if options.diff:

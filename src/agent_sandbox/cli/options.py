@@ -389,7 +389,7 @@ class ApproveOptions:
             raise UsageError("--yes and --refuse do not go together", hint="give one of them")
         if request.has("--yes") and len(digest or "") != 64:
             raise UsageError("--yes needs the whole digest", hint="see it with: agent-sandbox approve")
-        if refuse and digest is None:  # some letters will do: after a wrong refusal the question is asked again
+        if refuse and digest is None:  # the beginning of a digest is enough: after a wrong refusal the question is asked again
             raise UsageError("--refuse needs a digest", hint="see it with: agent-sandbox approve")
         text = request.value("--timeout")
         seconds = None if text is None else read_seconds("--timeout", text)

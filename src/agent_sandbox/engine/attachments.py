@@ -1,11 +1,12 @@
 """Attachments: everything that accompanies a run, behind one interface.
 
-An attachment changes the launch before it is made, sees the guest start and end, adds to the outcome, and frees what it holds. The session
-knows no more of it. So another one is another class, given in `Work.attachments`.
+An attachment changes the launch before the guest starts, sees the guest start and end, adds to the outcome, and frees what it holds. The
+session knows no more of an attachment. So a new companion of a run is a new class, and `Work.attachments` names its object.
 
 The interface is enough for a network proxy: `before` starts its helper process and adds to `Launch.on_ready`, which sees the guest's
-namespaces while the program waits; `started` receives the guest, to be killed should the helper die; `release` tells the helper that the
-guest is gone. It is enough for checkpoints, too: `Launch.on_tick` comes while the guest runs, and `ended` can read its layers.
+namespaces while the program waits; `started` receives the guest, so that it can be killed if the helper dies; `release` tells the helper
+that the guest is gone. The interface is enough for checkpoints, too: `Launch.on_tick` is called while the guest runs, and `ended` can read
+the guest's layers.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ _ENDED_FROM_OUTSIDE = frozenset(
 class Attachment:
     """A companion of a run. Every method does nothing unless a subclass overrides it.
 
-    A launch calls `before`, `started`, `ended`, `release`; one that fails, only `before` and `release`. A run may take several launches, on
-    a new plan or in another runtime; the last one counts. A session of turns is one launch with `ended` after each turn. An exception of an
-    attachment ends the run.
+    A launch calls `before`, `started`, `ended`, `release`. A launch that fails calls only `before` and `release`. A run may take several
+    launches, on a new plan or in another runtime; the last launch counts. A session of turns is one launch, and calls `ended` after each
+    turn. An exception of an attachment ends the run.
     """
 
     def before(self, launch: Launch) -> Launch:
@@ -57,7 +58,7 @@ class Attachment:
         return outcome
 
     def release(self) -> None:
-        """Free what was taken since `before`. Called once for each `before` that returned, after the guest has ended, however it did."""
+        """Free what this attachment acquired since `before`. Called once for each `before` that returned, after any end of the guest."""
 
 
 class Attachments(Attachment):
@@ -68,7 +69,7 @@ class Attachments(Attachment):
         self._attached: list[Attachment] = []
 
     def before(self, launch: Launch) -> Launch:
-        """Attach each. If one raises, those before it are still to be released."""
+        """Call `before` of each attachment. If one raises, the caller must still release those that are attached."""
         for each in self._attachments:
             launch = each.before(launch)
             self._attached.append(each)
@@ -86,7 +87,7 @@ class Attachments(Attachment):
         return outcome
 
     def release(self) -> None:
-        """Release all that are attached, also when one of them raises. Harmless when none is."""
+        """Release all that are attached, also if one of them raises. Does nothing if none is attached."""
         with ExitStack() as stack:
             for each in self._attached:
                 stack.callback(each.release)
@@ -94,7 +95,7 @@ class Attachments(Attachment):
 
 
 def attachments_of(work: Work, gate: Gate, *, turns: bool = False) -> tuple[Attachment, ...]:
-    """Return the attachments that the options of the work require, then those it brings. `turns` is true for a session of several turns."""
+    """Return the attachments that the options of the work require, then `work.attachments`. `turns` is true for a session of turns."""
     needed: list[Attachment] = []
     if Guarantee.DETERMINISTIC in gate.policy.requires:
         needed.append(FixedSeed(work.seed))
@@ -122,7 +123,7 @@ class FixedSeed(Attachment):
         return replace(launch, deterministic=self._seed)
 
     def ended(self, guest: Guest, completed: Completed, outcome: Outcome) -> Outcome:
-        """Note if the run was ended from outside, at a moment that another run need not share."""
+        """Add a note if something outside the program ended the run. Another run may end at another moment."""
         reason = completed.exit.reason
         if reason not in _ENDED_FROM_OUTSIDE:
             return outcome

@@ -1,7 +1,7 @@
 """Check code before it runs, and refuse through the gate what uses more than the sandbox gives.
 
-An early warning in words, never the wall: a program can hide from a reader of text, and then meets the sandbox itself. The check stands
-before every run and turn, so that every refusal is in the ledger.
+The check is an early warning in words. It is never the wall: a program can hide its deeds from a reader of text, but the sandbox itself
+still holds it. The check comes before every run and turn, so that every refusal is in the ledger.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ IN_A_FILE = Words(
 
 @dataclass(frozen=True)
 class EarlyLook:
-    """The rules of the early check. `rules` replace the default ones if given; `more` are further ones that no permission lifts."""
+    """The rules of the early check. `rules` replace the default rules, if given. `more` are further rules, which no permission lifts."""
 
     rules: tuple[Rule | str, ...] | None = None
     more: tuple[str, ...] = ()
@@ -80,7 +80,7 @@ class EarlyLook:
         if what.language not in LANGUAGES or not 0 < len(what.source) <= LARGEST_SOURCE:
             return None
         from agent_sandbox.policy.code.patterns import granted
-        from agent_sandbox.policy.code.validate import validate  # slow to load, and most of the command line's runs are not looked at
+        from agent_sandbox.policy.code.validate import validate  # slow to load, and most runs of the command line are not checked
 
         return validate(what.source, what.language, grants=granted(policy), rules=self.rules, more=self.more)
 

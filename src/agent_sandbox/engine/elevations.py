@@ -1,7 +1,7 @@
 """Standing elevations: which sandbox has more than its policy, since when, and for how long. Stored on disk, sealed.
 
-An elevation ends by itself: each use compares it with two clocks, the wall clock, which can be set back, and the time since boot, which
-cannot; the earlier end counts. After a reboot none is left. The next process that looks records the end, with the time at which it was.
+An elevation ends by itself. Each use compares it with two clocks: the wall clock, which can be set back, and the time since boot, which
+cannot. The earlier end counts. No elevation survives a reboot. The next process that reads the elevations records each end, with its time.
 """
 
 from __future__ import annotations
@@ -97,13 +97,13 @@ class Elevations:
         return name
 
     def standing(self) -> list[Raised]:
-        """Return those that hold now, the oldest first. Expired ones are recorded and removed."""
+        """Return the elevations that are in force now, the oldest first. Records the end of each expired elevation, and removes it."""
         self.sweep()
         standing = [raised for name in hex_names(self._directory, _DIGITS) if (raised := self._read(name)) is not None and raised.left > 0]
         return sorted(standing, key=lambda each: (each.began, each.name))
 
     def end(self, name: str, *, by: str) -> None:
-        """End an elevation early. Raises `PolicyError` if there is none of this name."""
+        """End an elevation early. Raises `PolicyError` if there is no elevation of this name."""
         with self._alone():
             raised = self._read(name) if name in hex_names(self._directory, _DIGITS) else None
             if raised is None:
@@ -114,7 +114,7 @@ class Elevations:
         """Remove expired elevations, and record when each ended."""
         if not hex_names(self._directory, _DIGITS):
             return
-        with self._alone():  # or two processes at once would both record it
+        with self._alone():  # so that only one process records an end
             for name in hex_names(self._directory, _DIGITS):
                 raised = self._read(name)
                 if raised is not None and not raised.left > 0:

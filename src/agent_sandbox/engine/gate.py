@@ -105,15 +105,16 @@ class Gate:
 
         `describe` returns the facts of the result for the ledger. `details` returns text for an approver, such as the source or the diff.
 
-        Raises `Denied` for a refusal; `LedgerUnavailable` or `LedgerBroken` when nothing can be recorded, and then the deed is not called;
-        any exception of the deed; and `LedgerUnavailable`, saying so, when the deed was done but its outcome could not be recorded.
+        Raises `Denied` for a refusal. Raises `LedgerUnavailable` or `LedgerBroken` if the intent cannot be recorded; then the deed is not
+        called. Raises any exception of the deed. Raises `LedgerUnavailable`, with a message that says so, if the deed was done but its
+        outcome could not be recorded.
         """
         verdict = self._settled(action, decide(self.policy, self._grants, action, now=self._clock()), details)
         facts, rule = canonical_form(action), verdict.because.rule
-        digest = digest_of_form(facts)  # the action's own, which is looked at twice but spelt once
+        digest = digest_of_form(facts)  # the same as `action.digest()`, but the form is made only once
         if not isinstance(verdict, Allow):
             self._refuse(facts, digest, verdict)
-        # Changes of the real tree, and approved actions, are on disk before they are done: a power failure must not lose the record.
+        # The intent to change the real tree, or to do an approved action, is on disk before the deed: a power failure must not lose it.
         approved = rule == "approval"
         lasting = isinstance(action, Promote | Undo) or approved
         rule = verdict.because.why if approved else rule  # by whom, or by which capability
@@ -127,7 +128,7 @@ class Gate:
         return result
 
     def refuse(self, action: Action, because: Reason) -> NoReturn:
-        """Refuse an action for a reason found before the gate: record the refusal, and raise `Denied`."""
+        """Refuse an action for a reason that the caller found: record the refusal, and raise `Denied`."""
         facts = canonical_form(action)
         self._refuse(facts, digest_of_form(facts), Deny(because))
 
@@ -141,11 +142,11 @@ class Gate:
             self._approver.end()
 
     def note(self, what: str, facts: Facts) -> None:
-        """Record an observation of an action that is being done. Raises as `perform` does."""
+        """Record an observation of an action that is being done. Raises what the ledger raises."""
         self._ledger.record(Noted(what, facts, self._sandbox))
 
     def conclude(self, action_digest: str, ended: Ended, facts: Facts) -> None:
-        """Record the outcome of an action whose process was killed, unless it is recorded. Raises as `perform` does."""
+        """Record the outcome of an action whose process was killed, unless the ledger has the outcome. Raises what the ledger raises."""
         intent = self._ledger.unended(action_digest)
         if intent is not None:
             self._ledger.record(OutcomeEvent(intent, ended, facts, self._sandbox), lasting=True)
@@ -183,7 +184,7 @@ class Gate:
                 self._ledger.record(OutcomeEvent(intent, "done", describe(result), self._sandbox), lasting=lasting)
             except (LedgerUnavailable, LedgerBroken):
                 raise
-            except Exception as error:  # a poor description must not make a deed that was done look as if it had failed
+            except Exception as error:  # a failure of `describe` must not make a deed look failed that was done
                 self._ledger.record(OutcomeEvent(intent, "done", {"undescribed": type(error).__name__}, self._sandbox), lasting=lasting)
         except (LedgerUnavailable, LedgerBroken) as error:
             message = f"the action was performed, but how it ended could not be recorded: {error.message}"

@@ -1,8 +1,8 @@
 """Granted capabilities: who has which, how often each was used, which are revoked. Stored on disk, so that a crash loses nothing.
 
-Each has a directory, named by its signature: the grant, a file for each limit on uses, with a byte for each use, and a mark for each
-revocation. A use is counted, and forced to the disk, before the action: a crash in between costs a use and never gives one. A revocation
-takes effect with the next action; it does not stop a program that is running already and needs nothing more from us.
+Each capability has a directory, which is named by the signature of the grant. It holds the grant, a file for each limit on uses, with a
+byte for each use, and a mark for each revocation. A use is counted, and the count is on disk, before the action: a crash in between costs a
+use and never gives one. A revocation takes effect with the next action. It does not stop a program that runs already and asks nothing more.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Mark:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        # A lock of this process alone: unlike with flock, its forks do not hold it.
+        # A record lock belongs to this process alone. A flock would also belong to processes that this one forks.
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         fcntl.lockf(self._file, fcntl.LOCK_EX)
 
@@ -112,7 +112,7 @@ class Capabilities:
     def use(self, token: Token, action: Action, *, sandbox: str, counts: Callable[[Word], bool] | None = None) -> Genuine | RefusedToken:
         """Return whether the token allows this action, and count the use. Raises OSError when it cannot be counted.
 
-        `counts` tells whether the grantor's approval counts under the policy. Without it everybody's does.
+        `counts` returns whether the grantor's approval counts under the policy. Without `counts`, every grantor's approval counts.
         """
         check = core.check(self._key, token, action, sandbox=sandbox, now=self._clock())
         if isinstance(check, RefusedToken):
@@ -151,13 +151,13 @@ class Capabilities:
         return sorted({pid for each in marks if (pid := _holder(os.path.join(place, each))) is not None})
 
     def standing(self) -> list[Standing]:
-        """Return all that have not ended, the oldest first."""
+        """Return all capabilities that have not ended, the oldest first."""
         self.sweep()
         capabilities = [standing for name in hex_names(self._directory, _DIGITS) if (standing := self._standing(name)) is not None]
         return sorted(capabilities, key=lambda each: (each.granted, each.name))
 
     def sweep(self) -> None:
-        """Record and remove expired capabilities, also those that a dead process should have removed."""
+        """Record the end of expired capabilities, and remove them, also those of processes that died."""
         for name in hex_names(self._directory, _DIGITS):
             standing = self._standing(name)
             if standing is not None and not self._clock() < standing.until:
@@ -172,7 +172,7 @@ class Capabilities:
         return check.names
 
     def _counted(self, place: str, counts: tuple[tuple[str, int], ...]) -> bool:
-        """Count one use of each name, all or none. They are locked in the order of derivation, the same for everybody."""
+        """Count one use under each name, or under none if one is used up. Every process locks the names in the order of derivation."""
         with ExitStack() as stack:
             files: list[int] = []
             for name, _ in counts:
@@ -190,7 +190,7 @@ class Capabilities:
         return True
 
     def _standing(self, name: str) -> Standing | None:
-        """Read a capability; None if it is just being made or removed, or is not ours."""
+        """Read a capability; None if another process is just writing or removing it, or if it is not genuine."""
         place = os.path.join(self._directory, name)
         try:
             granted, by, text, user, factor, _ = read_private(os.path.join(place, _GRANT), _LONGEST).decode("ascii").split("\n")
@@ -219,16 +219,16 @@ class Capabilities:
     def _forget(self, name: str) -> None:
         place = os.path.join(self._directory, name)
         with suppress(FileNotFoundError):
-            os.unlink(os.path.join(place, _GRANT))  # first: without it nothing here is good for anything
+            os.unlink(os.path.join(place, _GRANT))  # first: without the grant the other files have no meaning
             for each in os.listdir(place):
                 os.unlink(os.path.join(place, each))
             os.rmdir(place)
 
 
 def _holder(mark: str) -> int | None:
-    """Return the holder of a mark; None for a mark of a dead process, which is removed."""
+    """Return the process that holds a mark; None for this process, and for a dead process, whose mark is removed."""
     pid = int(mark.rpartition(_RUNNING)[2].partition(".")[0])
-    if pid == os.getpid():  # looking at it would end it: a process has all its locks on a file until it closes that once
+    if pid == os.getpid():  # closing the file, as below, would release this process's own lock on it
         return None
     try:
         file = os.open(mark, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)

@@ -1,7 +1,7 @@
 """Learn a policy: propose the smallest one that would have allowed everything that these runs did.
 
-The proposal itself is pure (`policy.learn`). Here it gets its facts, after the runs and from outside them: what a name is on the
-machine, which programs a list of names leads to. Nothing that a guest made is opened.
+The proposal itself is pure (`policy.learn`). This module finds the facts for it, after the runs and outside the sandbox: what a path is on
+the machine, and which programs a list of names leads to. No file that a guest created is opened.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from agent_sandbox.workspace.nodes import EntryType
 from agent_sandbox.workspace.view.executables import Executables, find_executables
 from agent_sandbox.workspace.view.plan import PRIVATE
 
-_READ_AND_NOT_MISSED = ("/etc/locale.alias",)  # by every program that speaks a language, through a link below /usr
-_OF_A_PROCESS = ("/proc", "/dev")  # where links lead elsewhere for each process
-_MOST_NAMES = 200  # programs that are told apart; a run that starts more is not described by a list
+_READ_AND_NOT_MISSED = ("/etc/locale.alias",)  # read by every program with a locale, through a link below /usr
+_OF_A_PROCESS = ("/proc", "/dev")  # here the same link leads each process to another target
+_MOST_NAMES = 200  # programs in a list; for a run that starts more, no list is proposed
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ObservedRun:
 
 
 def propose(runs: Sequence[ObservedRun], policy: Policy, *, project: str, home: str, named: bool = False) -> Proposal:
-    """Propose the smallest policy that would have allowed all runs. They were made under `policy`, which bounds it.
+    """Propose the smallest policy that allows everything that the runs did. The runs were made under `policy`, which bounds the proposal.
 
     With `named`, files named in a command count as read: a program that only checks that a file exists is not observed.
     """
@@ -61,7 +61,7 @@ def propose(runs: Sequence[ObservedRun], policy: Policy, *, project: str, home: 
 def difference(first: Outcome, again: Outcome) -> str:
     """Return how two runs of the same work differ; empty if they do not. Contents are not compared: they may hold the time.
 
-    Both were observed. A file that the first run had and the second was refused is a difference, even if both ended the same way.
+    Both runs were observed. A file that the first run could use and the second could not is a difference, even if both ended the same way.
     """
     if (first.exit.code, first.exit.reason) != (again.exit.code, again.exit.reason):
         return f"it ended with {_end(again)} instead of {_end(first)}"
@@ -80,7 +80,7 @@ def _end(outcome: Outcome) -> str:
 
 
 def _files_of(outcome: Outcome, kind: Kind) -> set[str]:
-    """Return changed files, without directories: whether git makes one for an object depends on its digest."""
+    """Return changed files, without directories: whether git creates a directory for an object depends on the object's digest."""
     nodes = ((change, change.after or change.before) for change in outcome.changes if change.kind is kind and not is_noise(change.path))
     return {change.path for change, node in nodes if node is None or node.type is not EntryType.DIRECTORY}
 
@@ -115,9 +115,9 @@ def _named_files(work: Work, home: str) -> list[Observed]:
 
 
 def _behind_links(observed: Iterable[Observed], changed: Collection[str]) -> dict[str, tuple[str, list[Observed]]]:
-    """Map names that lead through a link to the real name and the attempts on it. Removing a link does not follow it.
+    """Map each path that leads through a link to its real path, and to the attempts on the real path. Removing a link does not follow it.
 
-    Names below /proc and /dev are left alone: the guest's /proc/self is another than ours.
+    Paths below /proc and /dev are skipped: the guest's /proc/self is not the /proc/self of this process.
     """
     targets: dict[str, tuple[str, list[Observed]]] = {}
     for each in observed:
@@ -194,7 +194,7 @@ def _programs(runs: Sequence[ObservedRun], project: str, created: Collection[str
             return Programs(unnameable=f"{beyond[0]} was executed, and a list of names does not lead to it")
         for name in [name for name in names if name not in named]:
             fewer = [each for each in names if each != name]
-            if not _not_among(found(fewer), started):  # it comes with another one, as the assembler does with a compiler
+            if not _not_among(found(fewer), started):  # another name brings this program with it, as a compiler brings the assembler
                 names, there = fewer, found(fewer)
     except PolicyError as error:
         return Programs(unnameable=error.message)

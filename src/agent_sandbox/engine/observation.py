@@ -1,7 +1,7 @@
 """Observations of a run, judged by the policy it ran under: each attempt once, and whether it is allowed. For people, never for decisions.
 
-Judged by names, as the rules are written. Whether the call then succeeded is not known here: what is allowed may not exist, and a link may
-lead elsewhere.
+An attempt is judged by the path that it names, as the rules are written. Whether the call succeeded is not known here: a file that the
+rules allow may not exist, and a link may lead to another file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from agent_sandbox.runtime.base import Completed, Guest
 
 _CATEGORIES = {READ: "file", WRITE: "file", EXECUTE: "process", CONNECT: "network", RESOLVE: "network", LISTEN: "network"}
-_MADE_ANEW = tuple(place for place in PRIVATE if place != "/sys")  # for each run, and its own to write to
+_MADE_ANEW = tuple(place for place in PRIVATE if place != "/sys")  # every run has its own, and may write to it
 
 
 class Observation(Attachment):
@@ -88,7 +88,7 @@ class _Judge:
             return self._may_write(seen.target)
         if seen.kind == EXECUTE:
             return self._may_start(seen.target)
-        return False  # until there is a way out, nothing of the network is
+        return False  # the guest has no network, so no request is allowed
 
     def _is_there(self, path: str) -> bool:
         """Return whether the view has this path: shown files, and the directories on the way to them."""

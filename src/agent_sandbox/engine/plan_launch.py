@@ -1,8 +1,7 @@
 """Plan a launch: which program runs, what the guest sees, and within which limits. Values only; nothing is made or run.
 
-Code runs on the interpreter of its language, which needs files in a view that shows nothing else. These needs are the difference between a
-locked sandbox that can run `print(1)` and an empty room: the interpreter, its standard library and packages, the shared libraries of the
-system. Not home directories, not configuration, not other programs.
+Code runs on the interpreter of its language. A locked sandbox shows only the files that the interpreter needs: the interpreter itself, its
+standard library and packages, and the shared libraries of the system. It shows no home directories, no configuration and no other programs.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ if TYPE_CHECKING:
     from agent_sandbox.workspace.view.executables import Executables
     from agent_sandbox.workspace.view.plan import MachineFacts
 
-SCRATCH = "/tmp"  # the directory of work without one of its own
+SCRATCH = "/tmp"  # the working directory of work that names none
 LOOK_AGAIN_SECONDS = 60.0  # after which the programs of the machine are listed again
-DISK_BYTES = 1 << 30  # of the tmpfs of a throw-away sandbox without a limit: a filesystem in memory must have some size
-KNOWN_SECONDS = 5.0  # an interpreter that is installed or removed meanwhile is noticed after this
+DISK_BYTES = 1 << 30  # size of the tmpfs of a throw-away sandbox if the policy sets no limit: a filesystem in memory must have some size
+KNOWN_SECONDS = 5.0  # after this time we notice that an interpreter was installed or removed
 _LIBRARIES = ("/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libx32", "/usr/local/lib", "/usr/share/zoneinfo")
 _TOP_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _TOOLS = ("/usr", "/bin", "/sbin", "/etc/alternatives")  # what programs that start programs expect
@@ -46,7 +45,7 @@ _HOSTS = b"127.0.0.1 localhost sandbox\n::1 localhost\n"
 
 @dataclass(frozen=True)
 class Gating:
-    """The file rules with the program rules worked in, and the executable files; None if all files are."""
+    """The file rules, changed by the program rules, and the files that can be executed. `executables` is None if all files can."""
 
     files: FileRules
     executables: Executables | None = None
@@ -55,7 +54,7 @@ class Gating:
 
 @dataclass(frozen=True)
 class _RecentPlan:
-    """A plan made lately, and what it was made from."""
+    """A recent plan, and the inputs that it was planned from."""
 
     needs: Needs
     gating: Gating | None
@@ -127,7 +126,7 @@ class LaunchPlanner:
         return program, executables, self._view(runtime.name, needs, layers, self._gating(work, program, executables))
 
     def _gating(self, work: Work, program: Argv | Hosted | Script, executables: tuple[str, ...]) -> Gating | None:
-        """Return which files of the machine can be executed; None if all can, or nothing is started."""
+        """Return which files of the machine can be executed; None if all can, or if the guest may not start programs."""
         if not (self._policy.processes and self._policy.programs.restricts):
             return None
         from agent_sandbox.policy.programs import reads_a_line  # few policies name programs
@@ -142,7 +141,7 @@ class LaunchPlanner:
         )
 
     def _view(self, runtime: str, needs: Needs, layers: Layers, gating: Gating | None = None) -> MountPlan:
-        """Return the plan of the view. A view of interpreters only is planned once for several runs in a row."""
+        """Return the plan of the view. If the policy shows no files of the machine, the next runs use the same plan for some seconds."""
         files, recent = self._policy.files, self._recent.get(runtime)
         if recent is not None and recent.needs == needs and recent.gating == gating and time.monotonic() < recent.until:
             return recent.plan if recent.plan.layers == layers else replace(recent.plan, layers=layers)
@@ -157,9 +156,10 @@ class LaunchPlanner:
 
 
 def gating_of(policy: Policy, *, search_path: str, interpreter: Sequence[str], python: bool, line: bool, project: str | None) -> Gating:
-    """Return what the program rules mean for one run.
+    """Return the effect of the program rules on the files of one run.
 
-    `interpreter` is the program that code starts; with `python` the interpreter runs already; a `line` is read by a shell.
+    `interpreter` is the program that runs the code. `python` says that the interpreter is in the guest already. `line` says that a shell
+    reads a command line.
 
     Raises `PolicyError` for rules that name programs which cannot be told apart.
     """
@@ -174,9 +174,9 @@ def gating_of(policy: Policy, *, search_path: str, interpreter: Sequence[str], p
 
 
 def _signs(search_path: str, modules: Sequence[str]) -> tuple[int, ...]:
-    """Return signs that programs or modules were installed or removed, as listing all of them is slow.
+    """Return values that change when programs or modules are installed or removed, because listing all of them is slow.
 
-    Some changes leave no sign, so the key also changes with time. Until then a new program does not start, and no other one instead."""
+    Some installations change no value, so one value also changes with time. Until that time a newly installed program does not start."""
     return (int(time.monotonic() / LOOK_AGAIN_SECONDS), *(_changed(path) for path in (*search_path.split(os.pathsep), *modules, CACHE)))
 
 

@@ -1,8 +1,8 @@
 """Promote the changes of a stored sandbox to the real tree, through the gate, and undo that.
 
-The sandbox is locked from the first look to the last step, so that the judged and shown changes are the promoted ones. If the real tree
-has drifted, the default is to refuse; merging and forcing are options. Promoted paths are then dropped from the layers, so that the
-sandbox sees the real files again; a snapshot keeps the layers as they were.
+The sandbox is locked from reading its changes to the last step, so that exactly the changes are promoted that were judged and shown. If the
+real tree has drifted, the promotion is refused, unless the caller chose to merge or to force. Afterwards promoted paths are dropped from
+the layers, so that the sandbox sees the real files again. A snapshot keeps the layers as they were before.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ def _read(node: Node | None, open_it: Callable[[], int], most: int) -> bytes | N
 def brought_together(
     changes: ChangeSet, moved: Mapping[str, MovedOn], contents: Mixed, open_base: OpenBase, how: Word | Choice | None
 ) -> tuple[ChangeSet, tuple[str, ...], tuple[Conflict, ...]]:
-    """Merge drifted changes. Returns all changes, the merged paths, and the conflicts that are left.
+    """Merge drifted changes. Return all changes, the merged paths, and the conflicts without an answer.
 
-    Merged contents are put into `contents`. `how` answers conflicts, as for `merge.resolve`; with None they stay.
+    Merged contents are put into `contents`. `how` answers conflicts, as for `merge.resolve`. If `how` is None, no conflict is answered.
     """
     result: list[Change] = []
     questions: list[Conflict] = []
@@ -92,7 +92,7 @@ def brought_together(
         elif each.below:
             asked = [conflict for path in each.below for conflict in _lively(path, each, how)]
             questions += [conflict for conflict, answer in asked if answer not in ("ours", "theirs")]
-            if not any(answer == "theirs" for _, answer in asked):  # otherwise the directory stays, with all that is in it
+            if not any(answer == "theirs" for _, answer in asked):  # otherwise the directory stays, with its whole content
                 result.append(change)
         else:
             entry = _merge(change, each, contents, open_base)
@@ -105,7 +105,7 @@ def brought_together(
 
 
 def is_so_already(change: Change, moved: MovedOn, contents: Mixed) -> bool:
-    """Return whether the real file is already what the change would make of it. Owners do not count: a promotion never changes them."""
+    """Return whether the real file already equals the result of the change. Owners are not compared: a promotion never changes them."""
     if moved.below or (change.after is None) != (moved.seen is None):
         return False
     if change.after is None or moved.seen is None:
@@ -118,7 +118,7 @@ def is_so_already(change: Change, moved: MovedOn, contents: Mixed) -> bool:
 
 
 def _lively(path: str, moved: MovedOn, how: Word | Choice | None) -> Iterator[tuple[Conflict, Answer]]:
-    """Yield the conflict for a file that changed in a directory which the sandbox removed, and its answer."""
+    """Yield a conflict and its answer. The conflict is a real file that changed in a directory which the sandbox removed."""
     conflict = Conflict(path, ConflictKind.DELETED_OURS, None, None, None, moved.base.known)
     yield conflict, how(conflict) if callable(how) else how
 
@@ -197,10 +197,10 @@ class Wanted:
     chosen: Callable[[Change], bool] = _all
     system: bool = False  # also changes outside the project
     drift: Drifted = "refuse"
-    resolve: Word | Choice | None = None  # answers the conflicts of a merge; without it they are refused
+    resolve: Word | Choice | None = None  # answers the conflicts of a merge; if None, conflicts are refused
     approved: frozenset[str] = frozenset()  # the protected classes that were approved by name
     caches: bool = False  # also changes in caches
-    plan: str = ""  # the digest of the plan that these are the changes of; see `simulation`
+    plan: str = ""  # the digest of the plan whose changes are promoted; see `simulation`
 
 
 @dataclass(frozen=True)
@@ -216,9 +216,9 @@ class PromotionProposal:
     moved: Mapping[str, MovedOn] = field(default_factory=dict, hash=False)
     merged: tuple[str, ...] = ()
     conflicts: tuple[Conflict, ...] = ()
-    pending: ChangeSet = ChangeSet()  # all that waits in the sandbox
-    settled: tuple[str, ...] = ()  # chosen too, but without effect: the real file is already the same, or is kept
-    caches: tuple[str, ...] = ()  # left behind below the root, unless caches are wanted
+    pending: ChangeSet = ChangeSet()  # all unpromoted changes of the sandbox
+    settled: tuple[str, ...] = ()  # chosen paths without a step: the real file is the same already, or stays as it is
+    caches: tuple[str, ...] = ()  # caches below the root that are not promoted
 
     def plan(self) -> Plan:
         """Return the plan: its steps and the obstacles. Cached, because a proposal does not change."""
@@ -259,10 +259,10 @@ class CarriedOver:
 
 @contextmanager
 def proposed(stored: Stored, policy: Policy, wanted: Wanted) -> Iterator[PromotionProposal]:
-    """Propose a promotion, for a block in which the sandbox is locked. Raises `Busy` while a run uses it.
+    """Yield a proposed promotion. The sandbox is locked inside the block. Raises `Busy` while a run uses the sandbox.
 
-    Nothing is refused here: obstacles are in the proposal. Raises `PolicyError` for an unknown protected class, and for a path that was
-    changed under two rules on files.
+    Drift, conflicts and protected classes raise nothing here: they are in the proposal. Raises `PolicyError` for unknown options, for an
+    unknown protected class, and for a path that was changed under two rules on files.
     """
     if wanted.drift not in _DRIFTED:
         raise PolicyError(f"unknown drift mode: {wanted.drift!r}", hint=f"there are: {', '.join(_DRIFTED)}")
@@ -280,7 +280,7 @@ def proposed(stored: Stored, policy: Policy, wanted: Wanted) -> Iterator[Promoti
         chosen = inside.chosen(lambda change: change.path not in noise and wanted.chosen(change))
         _refuse_twice(chosen)
         expected = look_at(root, chosen)
-        hidden = {change.path for change in chosen if change.masks_real}  # hidden from the sandbox, so there is no base to compare with
+        hidden = {change.path for change in chosen if change.masks_real}  # hidden real files: there is no base to compare with
         verdicts = judge(chosen, bases, expected)
         moved = {path: each for path, each in verdicts.items() if isinstance(each, MovedOn) and path not in hidden}
         contents = Mixed(stack)
@@ -299,7 +299,7 @@ def proposed(stored: Stored, policy: Policy, wanted: Wanted) -> Iterator[Promoti
 
 
 def _refuse_twice(changes: ChangeSet) -> None:
-    """Refuse a path with two changes. Layers belong to trees, so other file rules may have put it into other layers."""
+    """Raise `PolicyError` for a path with two changes. Layers belong to trees, so runs under other file rules may use other layers."""
     seen: set[str] = set()
     for change in changes:
         if change.path in seen:
@@ -311,11 +311,12 @@ def _refuse_twice(changes: ChangeSet) -> None:
 def carry_out(proposal: PromotionProposal, stored: Stored, gate: Gate, *, details: Callable[[], str] = str) -> CarriedOver:
     """Carry out the proposal, inside the block of `proposed`. `details` returns the diff, for an approver.
 
-    Raises `Denied`, `Drift`, `Conflicted`, and as `promote` does; nothing was changed then.
+    Raises `Denied`, `Drift` and `Conflicted`; then nothing was changed. Raises what `promote` and `Gate.perform` raise; after `Unfinished`,
+    `LedgerUnavailable` or `LedgerBroken`, files may have been changed.
 
-    Promoted changes are dropped from the sandbox's layers, except those of a plan, which are not in them.
+    Promoted changes are dropped from the sandbox's layers. Changes of a plan are not in these layers, so none is dropped for a plan.
     """
-    refuse_impossible(proposal.plan())  # first: no merging or forcing helps there
+    refuse_impossible(proposal.plan())  # first: neither merging nor forcing removes these obstacles
     _refuse_moved(proposal)
     return _done(
         stored,
@@ -337,7 +338,7 @@ def _done(
 ) -> CarriedOver:
     """Do an action through the gate, and then update the layers.
 
-    Wherever this is cut off, `recovering` goes on from there.
+    If the process dies at any step, `recover.recovered` does the remaining steps.
     """
     UnderWay.begin(stored, action.digest(), leaving, undo=isinstance(action, Undo))
     try:
@@ -358,7 +359,7 @@ def _done(
 
 
 def _leaving(proposal: PromotionProposal) -> Leaving:
-    """Return the promoted paths to drop from the layers, and apart from them the directories that still hold other changes."""
+    """Return the promoted paths to drop from the layers, and separately the promoted directories that still hold other changes."""
     carried = {change.path for change in proposal.changes}.union(proposal.settled)
     staying: set[str] = set()
     for change in proposal.pending:

@@ -1,7 +1,7 @@
 """Records of deterministic runs: the recorder, the record, and its file, one JSON document that only its owner can read.
 
-A record is code to run, from somebody else perhaps. Its form and size are checked here, permission by the replay. Environment
-variables are in it as salted digests, which hide no value that can be guessed.
+A record contains code to run, and may come from somebody else. This module checks its form and size; the replay checks whether the code may
+run. A record holds environment variables as salted digests. A digest does not hide a value that somebody can guess.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from agent_sandbox.runtime.base import Completed, Guest, Launch
 
 PIECE = 4096
-KEPT = 64 << 10  # bytes of the beginning that are kept as they are
-MOST_PIECES = 16384  # digests: beyond 64 MiB the rest is one piece
-_DIGITS = 32  # hexadecimal, of each
+KEPT = 64 << 10  # bytes at the beginning of a stream that a record holds in full
+MOST_PIECES = 16384  # digests of pieces: beyond 64 MiB the rest of a stream is one piece
+_DIGITS = 32  # hexadecimal digits of each piece's digest
 _LONGEST_LINE = 16384
 
 
@@ -351,7 +351,7 @@ class Recorder(Attachment):
     """The recorder of one run. Give `work` to the session, and then make the record from its outcome."""
 
     def __init__(self, work: Work, *, salt: str | None = None) -> None:
-        """Use the `salt` of a record to compare with, or a new one. Raises `RecordError` for work that cannot be recorded."""
+        """`salt` is that of an earlier record, to compare the two; None makes a new salt. Raises `RecordError` for unrecordable work."""
         if not isinstance(work.what, Code) or not isinstance(work.stdin, bytes):
             raise RecordError("only code whose input is known beforehand can be recorded", hint="give it code, and its input as bytes")
         self._what, self._stdin = work.what, work.stdin

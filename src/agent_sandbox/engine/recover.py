@@ -1,8 +1,8 @@
 """Recover from a promotion or an undo that was cut off: finish the tree, then the ledger, then the layers.
 
-While one is under way, a note beside the journals holds its action, the layers before it, and the paths that leave them afterwards. The
-next user of the sandbox finds the note, or an open journal; looking costs microseconds. Nothing is dropped from layers in which something
-has run since.
+While a promotion or an undo is under way, a note beside the journals holds its action, the state of the layers before it, and the paths to
+drop from the layers afterwards. The next user of the sandbox finds the note, or an open journal; this check takes microseconds. If
+something has run in the layers since the note was written, no path is dropped from them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NAME = "under-way"
 
 @dataclass(frozen=True)
 class Leaving:
-    """The `paths` to drop from the layers after a promotion, and `places`: promoted directories that stay, as they hold other changes."""
+    """`paths` are dropped from the layers after a promotion. `places` are promoted directories that stay: they hold other changes."""
 
     paths: Collection[str] = ()
     places: Collection[str] = ()
@@ -38,9 +38,9 @@ class Leaving:
 
 @dataclass(frozen=True)
 class UnderWay:
-    """A promotion or an undo that may not be finished. `after` is the number of the last one before it."""
+    """A promotion or an undo that may be unfinished. `after` is the number of the last journal before this one."""
 
-    action: str  # its digest
+    action: str  # the digest of the action
     after: int
     undo: bool
     leaving: Leaving | None  # None when the layers are not affected
@@ -82,19 +82,19 @@ class UnderWay:
             os.unlink(_place(stored.state))
 
     def done(self, stored: Stored) -> Journal | None:
-        """Return the journal of its changes to the real tree; None if it made none."""
+        """Return the journal of the changes that this promotion or undo made to the real tree; None if it made no changes."""
         from agent_sandbox.workspace.promotion.journal import journals
 
         later = (journal for journal in journals(stored.state.promotions) if journal.number > self.after and journal.committed)
         return next((journal for journal in later if bool(journal.facts().get("undoes")) is self.undo), None)
 
     def untouched(self, stored: Stored) -> bool:
-        """Return whether the layers are still those it began with, and no run has used them since."""
+        """Return whether the layers are the same as when the note was written, and no run has used them since then."""
         return self.layers == _layers(stored)
 
 
 def interrupted(state: SandboxState) -> bool:
-    """Return whether a promotion or an undo is under way, or was cut off. Every run asks."""
+    """Return whether a promotion or an undo is under way, or was cut off. Every run calls this, so it must be fast."""
     try:
         names = os.listdir(state.promotions)
     except FileNotFoundError:
@@ -103,7 +103,10 @@ def interrupted(state: SandboxState) -> bool:
 
 
 def recovered(stored: Stored, gate: Gate, *, held: bool = False) -> tuple[str, ...]:
-    """Finish an interrupted promotion or undo, and return notes. Unless the caller holds the lock (`held`), takes it or raises `Busy`."""
+    """Finish an interrupted promotion or undo, and return notes about it.
+
+    `held` says that the caller holds the lock. Without `held`, this takes the lock, and raises `Busy` if another process holds it.
+    """
     if not interrupted(stored.state):
         return ()
     from agent_sandbox.workspace.promotion.promote import recover
@@ -132,9 +135,9 @@ def _concluded(note: UnderWay, stored: Stored, gate: Gate) -> Iterator[str]:
 
 
 def let_go(stored: Stored, gate: Gate, leaving: Leaving, number: int, undoes: int) -> Snapshot | None:
-    """Update the layers after a promotion, without the promoted paths, or after an undo, with them.
+    """Update the layers. After a promotion, drop the promoted paths; after an undo, restore the layers from before the promotion.
 
-    Returns the snapshot of the layers before the promotion; after an undo, the one that was restored.
+    Return the snapshot that keeps the layers from before the promotion; after an undo, the restored snapshot. None if nothing changed.
     """
     masks = [mask.path for mask in gate.policy.files.masks]
     if undoes:

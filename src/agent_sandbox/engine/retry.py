@@ -1,4 +1,7 @@
-"""Retries of a launch: on a new plan, in another runtime, or elsewhere if a feature was missing. Output is held back until decided."""
+"""Retries of a launch: on a new plan, or in another runtime if the launch failed or a feature was missing.
+
+Error output is held back until it is clear whether the run is retried.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,8 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-_A_MOMENT = 0.001  # seconds: no limit can be nothing
-MOST_PLANS = 5  # of one launch, on a machine on which something is mounted each time between the plan and the view
+_A_MOMENT = 0.001  # seconds: a limit of zero is not possible
+MOST_PLANS = 5  # plans for one launch, if a mount appears each time between the plan and the view
 
 
 def on_a_plan_that_holds(attempt: Callable[[], T]) -> T:
@@ -52,7 +55,7 @@ class Launches:
         stored: bool = False,
         turns: bool = False,
     ) -> None:
-        """Release `attached` after each failure. A `stored` sandbox allows no second run: the writes of the first could not be undone."""
+        """`attached` is released after each failure. A `stored` sandbox allows no second run: nothing undoes the writes of the first."""
         self._work = work
         self._runtimes = runtimes
         self._planner = planner
@@ -64,7 +67,7 @@ class Launches:
         self._failures: dict[str, str] = {}
         self._plans = 1
         self._held: HeldOutput | None = None
-        self._guest: Guest | None = None  # of the run that counts so far
+        self._guest: Guest | None = None  # the guest whose run counts so far
         self._running = False
         self._over = False
         self.limits = policy.limits
@@ -124,7 +127,7 @@ class Launches:
                 return True
         assert self._choice is not None
         name = self._choice.runtime.traits.name
-        if self._guest is not None and isinstance(error, SandboxError):  # how the first run ended is how it ended
+        if self._guest is not None and isinstance(error, SandboxError):  # the second launch failed, so the outcome of the first run counts
             self.notes = (f"it could not start again on {name}: {error.message}",)
             self._settle()
             return True
@@ -143,7 +146,7 @@ def question_of(work: submitted.Work, policy: Policy, *, stored: bool, turns: bo
     repeatable = not stored and not turns and work.on_output is None and not takes_input(work)
     local: frozenset[str] | None = frozenset()
     if work.cwd is not None and language != COMMAND and policy.files.read and policy.files.reaches(work.cwd):
-        local = None if stored else modules_in(work.cwd)  # its layers are not looked through
+        local = None if stored else modules_in(work.cwd)  # the layers of a stored sandbox are not searched
     given = frozenset({MODULE} if work.tools else ())
     asked = Workload(language, getattr(work.what, "source", ""), repeatable, local, given, turns)
     return RoutingQuestion(asked, Demands(work.terminal is not None, policy.system, work.watch_reads, work.observe, work.preload))
@@ -152,7 +155,7 @@ def question_of(work: submitted.Work, policy: Policy, *, stored: bool, turns: bo
 def lack_of(
     work: submitted.Work, choice: Choice, guest: Guest, completed: Completed, held: HeldOutput | None, *, stored: bool
 ) -> str | None:
-    """Return the missing feature that ended the run, if it can be retried unnoticed; else None."""
+    """Return the missing feature that ended the run, if the first run had no effect that anybody can notice; else None."""
     end = completed.exit
     shown = held.passed if held is not None else work.on_output is not None or not work.collect
     if not choice.may_lack or end.reason is not ExitReason.EXITED or stored or takes_input(work) or shown:
@@ -165,12 +168,12 @@ def lack_of(
 
 
 def takes_input(work: submitted.Work) -> bool:
-    """Return whether it reads from a descriptor, whose input a retry could not read again."""
+    """Return whether the work reads from a descriptor. A retry cannot read such input again."""
     return isinstance(work.stdin, int) and work.stdin != DEVNULL
 
 
 def rest(limits: Limits, spent: Usage) -> Limits:
-    """Return the limits for a second run, so that both together stay within them. Limits other than time hold for each."""
+    """Return the limits for a second run, so that both runs together stay within the time limits. Other limits apply to each run."""
     left = {
         name: max(limit - used, _A_MOMENT)
         for name, used in (("wall_seconds", spent.wall_seconds), ("cpu_seconds", spent.cpu_seconds))
@@ -189,7 +192,7 @@ class HeldOutput:
     def __init__(self, pass_on: Callable[[str, bytes], None]) -> None:
         self._pass_on = pass_on
         self._held = b""
-        self.passed = False  # whether anything has been
+        self.passed = False  # whether any output was passed on
 
     def __call__(self, stream: str, data: bytes) -> None:
         """Take output as it arrives."""
@@ -208,7 +211,7 @@ class HeldOutput:
         return self._held
 
     def release(self) -> None:
-        """Pass on what was held back: the run stays as it is."""
+        """Pass on the output that was held back: the run is not retried."""
         held, self._held = self._held, b""
         if held:
             self.passed = True

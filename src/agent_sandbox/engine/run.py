@@ -1,7 +1,7 @@
 """Run one action in a sandbox: through the gate, on a view, and back with its outcome.
 
-This is where the siblings meet: rules become a view, the view becomes a launch, the layers become a change set. Each of them knows
-nothing of the others.
+This module combines the other parts: rules become a view, the view becomes a launch, and the layers become a change set. None of these
+parts knows the others.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def _never(do: Callable[[], None]) -> None:
 class Session:
     """A gate, runtimes, and the layers to run on: throw-away ones, or those of a stored sandbox. Safe to use from many threads.
 
-    If a stored sandbox is in use, `on_busy` is called with its user and `run` waits; without it, `run` raises `Busy`. `beside` runs slow
-    work in the background; without it, that is done before the run. `early` checks code before it runs. `asked_ns` is when a single
-    run was asked for: see `Stored.for_run`.
+    If another process uses the stored sandbox, `on_busy` is called with the `Busy` error and `run` waits. Without `on_busy`, `run` raises
+    `Busy`. `beside` does slow work in the background; without `beside`, the slow work is done before the run. `early` checks code before it
+    runs. `asked_ns` is when a single run was asked for: see `Stored.for_run`.
     """
 
     gate: Gate
@@ -101,8 +101,8 @@ class Session:
                     if not launches.go_on_after(completed):
                         outcome = self._with_changes(outcome, guest, work)
                     outcome = attached.ended(guest, completed, outcome)
-            assert guest is not None and outcome is not None  # or a launch has raised
-            if launches.notes:  # it was to start again, and could not
+            assert guest is not None and outcome is not None  # if no launch succeeds, `Launches` raises
+            if launches.notes:  # the second launch failed
                 route = replace(outcome.route, notes=(*outcome.route.notes, *launches.notes))
                 outcome = self._with_changes(replace(outcome, route=route), guest, work)
             return replace(outcome, seconds=time.monotonic() - began)
@@ -131,8 +131,8 @@ class Session:
     def judged(self, work: Work, action: Action | None = None) -> Action:
         """Return the action to be judged. Raises `Denied` for code that the early check refuses.
 
-        A shell line carries the programs in it, if the policy names programs, so that it is refused early and in words; and the parts that
-        need approval. The shell itself is not among the programs.
+        If the policy names programs, the action of bash code lists the programs in its text, so that the gate can refuse the code before it
+        runs. If the policy asks for approvals, the action lists the parts that need approval. The shell itself is not in the list.
         """
         action, programs, asks = action or action_of(work), self.policy.programs, self.policy.asks
         if self.early is not None:

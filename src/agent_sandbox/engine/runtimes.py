@@ -21,18 +21,19 @@ from agent_sandbox.runtime.router.model import Candidate, Permits, Route, Worklo
 if TYPE_CHECKING:
     from agent_sandbox.runtime.base import Runtime
 
-AUTO = "auto"  # in place of a name: the router chooses
+AUTO = "auto"  # instead of the name of a runtime: the router chooses
 _CHOSEN, _ALL_THERE_IS = "the caller chose it", "no other works on this system"
 _NONE: Mapping[str, str] = {}
-_MOST_MODULES = 4096  # names in a directory that are looked at before each run
-_LOOK_AGAIN_SECONDS = 2.0  # after which an absent runtime may have come: it is being compiled, or was installed
+_MOST_MODULES = 4096  # names in a directory that are read before each run
+_LOOK_AGAIN_SECONDS = 2.0  # after which we check again whether a missing runtime is compiled or installed now
 _TRY_AGAIN_SECONDS = 60.0  # after which a runtime that failed to launch may be tried again
 
 
 class Registry:
-    """Names and factories of runtimes. Each is routed to, refused and explained like any other; some are used only when they are named.
+    """Names and factories of runtimes. All runtimes are routed to, refused and explained alike; some are used only if a caller names them.
 
-    A factory is called when its runtime is first needed, once. Safe to share between threads, without a lock: a fork could inherit it held.
+    A factory is called once, when its runtime is first needed. Safe to share between threads. There is no lock, because a fork could
+    inherit a held lock.
     """
 
     def __init__(self) -> None:
@@ -41,20 +42,20 @@ class Registry:
         self._made: dict[str, Runtime] = {}
 
     def register(self, name: str, make: Callable[[], Runtime], *, automatic: bool = True) -> None:
-        """Add a runtime, or replace the one of this name."""
+        """Add a runtime, or replace the runtime of this name. Without `automatic`, it is used only if a caller names it."""
         self.unregister(name)
         self._factories[name] = make
         if automatic:
             self._automatic[name] = None
 
     def unregister(self, name: str) -> None:
-        """Take a runtime away. It is not closed."""
+        """Remove a runtime, without closing it."""
         for table in (self._factories, self._made, self._automatic):
             table.pop(name, None)
 
     def get(self, name: str) -> Runtime:
         """Return the runtime of this name; the first call makes it. Raises KeyError for an unknown name."""
-        return self._made.get(name) or self._made.setdefault(name, self._factories[name]())  # of two made at once, one is used
+        return self._made.get(name) or self._made.setdefault(name, self._factories[name]())  # if two threads make it, one is used
 
     @property
     def automatic(self) -> tuple[str, ...]:
@@ -77,7 +78,7 @@ class Registry:
 
 @dataclass(frozen=True)
 class RoutingQuestion:
-    """The facts that the router needs: the work as it sees it, and the demands of the launch."""
+    """The facts that the router needs: the work as a value for the router, and the demands of the launch."""
 
     work: Workload
     demands: Demands = Demands()
@@ -111,7 +112,7 @@ class Runtimes:
         background: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """With `background`, a runtime that is not ready is made ready meanwhile, by a process that may outlive this one."""
+        """With `background`, a background process prepares a runtime that is not ready. It may outlive this process."""
         self.wish = wish
         self._registry = registry
         self._background = background
@@ -141,10 +142,10 @@ class Runtimes:
         if self.wish != AUTO:
             raise error
         last = self._registry.get([*failed][-1])
-        if not last.traits.whole:  # one that has all the machine has is tried again each time: there may be no other
+        if not last.traits.whole:  # a runtime with everything the machine has is tried each time: there may be no other runtime
             self._absences[last.traits.name] = _Absence(failed[last.traits.name], self._clock() + _TRY_AGAIN_SECONDS)
         if isinstance(error, RuntimeUnavailable) and self._background:
-            last.prepare()  # it was ready, and has been damaged since
+            last.prepare()  # the runtime was ready, and something has damaged it since
         try:
             return self._chosen(policy, ask(), acting=True, failed=failed)
         except RuntimeUnavailable:
@@ -195,7 +196,7 @@ class Runtimes:
                 why = runtime.prepare()
         except RuntimeUnavailable as error:
             why = f"{error.message} ({error.hint})"
-        # Readiness is not looked up for every run: should the runtime have gone, its launch fails, and that is remembered too.
+        # Readiness is not checked for every run. If the runtime has gone since the last check, its launch fails: see `after_failure`.
         self._absences[name] = _Absence(why, self._clock() + (_LOOK_AGAIN_SECONDS if why else _TRY_AGAIN_SECONDS))
         return why
 

@@ -77,7 +77,7 @@ class StoredRun(Attachment):
             self._prepared.growth(self._open_layers)
 
     def ended(self, guest: Guest, completed: Completed, outcome: Outcome) -> Outcome:
-        """Store the originals that the run covered, and remove unused layers. A failure is only noted: the next run tries again."""
+        """Store the original files that the run changed, and remove unused layers. A failure becomes a note; the next run tries again."""
         notes, growth = self._notes, self._prepared.growth
         if growth is not None and growth.refused:
             notes += (growth.refused,)
@@ -112,7 +112,7 @@ def _lock(state: SandboxState, ends: ExitStack, command: str, on_busy: Callable[
 
 
 def _recover(stored: Stored, gate: Gate) -> tuple[str, ...]:
-    """Finish a promotion that was cut off, before a guest sees the tree. A failure is a note, and no reason not to run."""
+    """Finish a promotion that was cut off, before a guest sees the tree. If that fails, return a note about it; the run goes on."""
     try:
         return recovered(stored, gate, held=True)
     except (SandboxError, OSError) as error:

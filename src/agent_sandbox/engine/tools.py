@@ -1,7 +1,7 @@
 """Tools: functions of the caller that a sandboxed program may call. Each call passes the gate; arguments and results are data.
 
-Requests of the program are hostile. They can name only the given tools, and arguments are decoded to data first. The program learns that
-a tool failed, and more only if the tool raises `ToolError`; other exceptions are for the caller.
+Requests of the program are hostile. A request can name only the tools of this run, and its arguments are decoded to data first. The program
+learns that a tool failed. It sees the message only if the tool raises `ToolError`; the caller receives every exception.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from agent_sandbox.runtime.base import Completed, Guest, Launch
 
 Tool = Callable[..., object]
-MOST_CALLS = 1000  # of one run, or of one turn: each is recorded before it is done
+MOST_CALLS = 1000  # calls in one run or one turn: each call is recorded before it is done
 LONGEST_NAME = 200
-KEPT_ERRORS = 100  # of a run: a program may have a tool fail as often as it likes
+KEPT_ERRORS = 100  # errors of a run that the caller receives: a program can make a tool fail very often
 _DUNDER = "__"
 
 
@@ -90,7 +90,10 @@ class ToolCalls(Attachment):
     def __init__(
         self, gate: Gate, tools: Mapping[str, Tool], *, most_calls: int = MOST_CALLS, ends: float | None = None, turns: bool = False
     ) -> None:
-        """`most_calls` are answered in a run, or in each turn. `ends` is when the run is over. Raises `PolicyError` for coroutines."""
+        """`most_calls` is the limit on calls in a run or turn. `ends` is the latest end of the run, by the monotonic clock.
+
+        Raises `PolicyError` for coroutines.
+        """
         from inspect import iscoroutinefunction
 
         if coroutines := sorted(name for name, tool in tools.items() if iscoroutinefunction(tool)):
@@ -125,7 +128,7 @@ class ToolCalls(Attachment):
         return Talk(self.hear, offer, self._clock)
 
     def hear(self, words: bytes) -> bytes:
-        """Answer a request. Raises `Nonsense` for a malformed one, and as the gate does when it cannot record."""
+        """Answer a request. Raises `Nonsense` for a malformed request, and what the gate raises if it cannot record the call."""
         try:
             match codec.understood(words):
                 case {"call": str(name), "args": list(args), "kwargs": dict(kwargs)} if len(name) <= LONGEST_NAME:
@@ -137,7 +140,7 @@ class ToolCalls(Attachment):
         self._calls += 1
         if self._calls > self._most_calls:
             return _raised("ToolError", f"{name}: no more than {self._most_calls} calls are answered")
-        # The action is identified by the exact bytes: the same call, encoded otherwise, is another action.
+        # The exact bytes identify the action: the same call in another encoding is another action.
         return self._called(CallTool.of(name, words), args, kwargs)
 
     def _called(self, action: CallTool, args: list[Any], kwargs: dict[str, Any]) -> bytes:
@@ -159,7 +162,7 @@ class ToolCalls(Attachment):
             return _raised("ToolError", _cut(str(error)) if isinstance(error, ToolError) else failure.shown)
 
     def _result(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> bytes:
-        self._clock.resume()  # what a tool takes is the program's own time
+        self._clock.resume()  # the time of a tool counts as time of the program
         try:
             value = self._tools[name](*args, **kwargs)
         except Exception as error:

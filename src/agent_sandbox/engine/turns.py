@@ -1,7 +1,7 @@
 """An interpreter that runs several turns. Each turn is an action of its own, through the gate and in the ledger.
 
-The interpreter starts with the first turn, after the gate has allowed that. It ends when it is closed, when it ends itself, and when a
-turn exceeds a limit. That turn reports the reason, and no turn follows.
+The interpreter starts with the first turn, after the gate has allowed that turn. It ends when it is closed, when the program ends it, or
+when a turn exceeds a limit. The last turn reports the reason.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class InterpreterTurns:
     def __init__(self, session: Session, work: Work) -> None:
         """`work` holds what all turns share: environment, directory, arguments, tools, preloaded modules."""
         self.id = os.urandom(8).hex()
-        self.ended = ""  # why there are no more
-        self.changes = ChangeSet()  # known when it has ended
+        self.ended = ""  # why there are no more turns
+        self.changes = ChangeSet()  # known when the interpreter has ended
         self._session = session
         self._work = work
         self._attached = Attachments(*attachments_of(work, session.gate, turns=True))
@@ -73,7 +73,7 @@ class InterpreterTurns:
             self.ended, self._opened = "it belongs to another process, from which this one was forked", None
 
     def run(self, turn: Turn) -> Turned:
-        """Take a turn. Raises as `Session.run` does, and `SandboxError` when there are no more."""
+        """Run one turn. Raises what `Session.run` raises, and `SandboxError` if the interpreter has ended."""
         self._leave_to_its_own_process()
         if self._opened is not None and not self._opened.guest.waiting:
             self._end(f"it was {self._opened.guest.ended().reason.value} between two turns")
@@ -98,7 +98,7 @@ class InterpreterTurns:
             turn.on_start(opened.guest)
         try:
             completed, said = opened.guest.turn(message, self._launch(opened.guest.launch, turn.wall, turn.on_output), idle=turn.idle)
-        except BaseException as error:  # a callback raised: where the interpreter stands is not known
+        except BaseException as error:  # a callback raised, so the state of the interpreter is unknown
             self._end(f"its turn {self._count} was cut off by {type(error).__name__}")
             raise
         code, value, described, end = 0, None, None, completed.exit
@@ -119,7 +119,7 @@ class InterpreterTurns:
         return Turned(outcome, value, described)
 
     def _launch(self, before: Launch, wall: float | None, on_output: Callable[[str, bytes], None] | None) -> Launch:
-        """Return the launch for one turn: that of the turn before, unless its time limit or callback differs."""
+        """Return the launch for one turn: `before`, the launch of the previous turn, unless the time limit or the callback differs."""
         if before.limits.wall_seconds == wall and before.on_output is on_output:
             return before
         return replace(before, limits=replace(before.limits, wall_seconds=wall), on_output=on_output)
@@ -141,11 +141,11 @@ class InterpreterTurns:
         return {**facts(turned.outcome), "session": self.id, "turn": self._count}
 
     def kill(self) -> None:
-        """End the interpreter at once, from any thread. A running turn reports it; otherwise the next turn is refused."""
+        """End the interpreter at once, from any thread. A running turn reports that; if no turn runs, the next turn is refused."""
         self._leave_to_its_own_process()
         opened = self._opened
         if opened is not None:
-            self._killed = True  # the guest lives for a moment yet, and could take a turn in it
+            self._killed = True  # the guest still lives for a moment, and must not begin a turn
             opened.guest.kill()
 
     def close(self) -> None:

@@ -59,18 +59,18 @@ class Work:
     collect: bool = True
     watch_reads: bool = False
     tools: Mapping[str, Callable[..., object]] = field(default_factory=dict)  # that Python code may call; see `engine.tools`
-    seed: int = 0  # where the policy requires a deterministic run
-    observe: bool = False  # fill `Outcome.observed` with its attempts
-    log_observed: bool = False  # and record that in the ledger, too
+    seed: int = 0  # used if the policy requires a deterministic run
+    observe: bool = False  # fill `Outcome.observed` with the attempts of the run
+    log_observed: bool = False  # also record the attempts in the ledger
     record: str = ""  # of a deterministic run: the file to write its record to
-    ends: float | None = None  # by the monotonic clock: the latest end, including time spent waiting for the host
-    left: Callable[[], float] | None = None  # a further limit on wall time, in seconds, asked when it starts; 0 if none is left
+    ends: float | None = None  # the latest end by the monotonic clock, including time that the run waits for the host
+    left: Callable[[], float] | None = None  # a further limit on wall time: called when the run starts, returns seconds; 0 if none are left
     attachments: tuple[Attachment, ...] = ()  # further attachments, besides those that the fields above need
 
     def text(self) -> str:
         """Return the details for an approver. The action itself holds no source, and only the names of variables.
 
-        Variables and input matter as much as the source. They may be secret, so they appear as a digest: another value is another question.
+        Variables and input matter as much as the source. They may be secret, so the text has their digest: with other values it differs.
         Input from a terminal or a pipe is not known yet.
         """
         lines = [self.what.source, *map(repr, self.what.arguments)] if isinstance(self.what, Code) else []

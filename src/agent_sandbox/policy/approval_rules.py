@@ -29,9 +29,9 @@ class Word:
     factor: bool = False
 
     def counts(self, needs: Iterable[str], approvers: Collection[int] | None, *, asker: int) -> bool:
-        """Return whether this answer suffices for a request of `asker`, given its `needs` and the accepted `approvers`.
+        """Return whether this answer is enough for a request of `asker` with these `needs`. If `approvers` is None, everybody may answer.
 
-        Another user means root or a named approver: users with subordinate ids for containers can write files under other uids.
+        As another user counts only root or a named approver: a user with subordinate ids for containers can write files under other uids.
         """
         if approvers is not None and self.user not in approvers:
             return False

@@ -1,8 +1,7 @@
 """Decide whether an action is allowed.
 
-Pure on purpose: everything a decision needs is in its arguments, so the same question always has the same answer and the world cannot
-change between looking and deciding. Effects live in `engine.gate`. A verdict explains and stops early; the runtime is the security
-boundary.
+Pure on purpose: a decision depends only on its arguments. So the same question always has the same answer, and no fact can change between
+reading and deciding. `engine.gate` has the effects. A verdict refuses early and explains; the runtime is the security boundary.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from agent_sandbox.policy.model import SCRATCH, Policy
 from agent_sandbox.policy.programs import SHELLS, covers, reads_a_line
 
 _MOST_LISTED = 12  # programs listed in a remedy
-LARGEST_SOURCE = 16 << 20  # bytes; an agent's code is never near it, and it passes through memory several times
+LARGEST_SOURCE = 16 << 20  # bytes of source, which is copied in memory several times; an agent's code is far smaller
 
 
 @dataclass(frozen=True)
@@ -171,7 +170,7 @@ def refused_program(policy: Policy, programs: Iterable[str]) -> Deny | None:
 def _started(argv: tuple[str, ...], shell: bool) -> tuple[str, ...]:
     """Return the programs that a command is understood to start.
 
-    The shell that reads a command line is not among them, if shells are allowed.
+    If shells are allowed, the shell that reads a command line is not in the result.
     """
     from agent_sandbox.readers.shell.analyze import understand, understand_argv  # only needed if programs are restricted
 

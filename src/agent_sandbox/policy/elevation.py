@@ -53,7 +53,7 @@ def elevated(policy: Policy, what: Elevation, ceiling: Policy) -> Policy:
 
 def _programs(rules: ProgramRules, more: tuple[str, ...], ceiling: ProgramRules) -> ProgramRules:
     groups = tuple(group if group in ceiling.groups else tuple(dict.fromkeys((*group, *more))) for group in rules.groups)
-    # A denied pattern is lifted only by its own name: lifting it for one program would let in the others.
+    # A denied pattern is lifted only by its own name. Lifting the pattern for one program would allow the other programs that it matches.
     denied = tuple(each for each in rules.denied if each in ceiling.denied or each not in more)
     shell = rules.shell or (ceiling.shell and any(name in SHELLS for name in more))
     return ProgramRules(groups, denied, shell, rules.lines)

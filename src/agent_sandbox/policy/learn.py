@@ -26,8 +26,8 @@ from agent_sandbox.policy.programs import interprets, is_open
 from agent_sandbox.policy.proposal import Asked, Proposal, ProposedSetting, pattern_of
 
 WITHOUT_EFFECT = "without effect until this version has a network for sandboxes"
-MOST_NAMED, MOST_NAMED_AT_THE_TOP = 3, 20  # names in one directory; more ask for the directory
-NAMED = ""  # stands for the program where none was seen to read
+MOST_NAMED, MOST_NAMED_AT_THE_TOP = 3, 20  # names in one directory; for more names the directory is proposed
+NAMED = ""  # instead of a program, for a file that the command names and no program was seen to read
 NOWHERE: Mapping[str, str] = {}
 FILE_KINDS = ("read", "write", "execute")
 _DNS_PORT = 53  # the DNS port; lookups are observed as such
@@ -126,7 +126,7 @@ class Nature(Enum):
 
     FILE = "file"
     DIRECTORY = "directory"
-    MADE = "made"  # or removed, by the run: its directory changed
+    MADE = "made"  # the run created or removed it, so its directory changed
     MISSING = "missing"
 
 

@@ -14,7 +14,7 @@ from agent_sandbox.readers.shell import POSIX_SHELLS
 
 LINE_SHELLS = ("bash", "sh")  # run command lines, and are looked up by programs that run command lines
 SHELLS = (*POSIX_SHELLS, "fish", "csh", "tcsh", "busybox", "toybox")
-# With one of these, a program can do whatever the sandbox permits: the list of programs does not limit the code that they run.
+# These programs run code, which can do whatever the sandbox permits: the list of programs does not limit that code.
 INTERPRETERS = (
     *("python*", "pypy*", "node", "nodejs", "deno", "bun", "ruby*", "perl*"),
     *("php*", "lua*", "Rscript", "java", "awk", "gawk", "mawk"),

@@ -21,7 +21,7 @@ class Mask:
 
     path: str
     why: str
-    stays: bool = False  # the directory itself stays, empty: programs expect a home to exist
+    stays: bool = False  # show an empty directory in its place: programs expect a home to exist
 
 
 SOMEBODY_ELSE = "the home of somebody else"

@@ -46,7 +46,7 @@ class Until:
 
 @dataclass(frozen=True)
 class Times:
-    """Only this many uses. Counted where the caveat was added: tokens derived from it share the count."""
+    """Only this many uses. The count belongs to the token that first had the caveat: all tokens derived from that token share it."""
 
     limit: int
 

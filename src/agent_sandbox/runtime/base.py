@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from agent_sandbox.runtime.observe import SeenAttempt
     from agent_sandbox.runtime.router.model import Feature
 
-COMMAND = "command"  # in place of a language: a native program with its arguments
-DEVNULL = -3  # as `subprocess` has it, without loading it
+COMMAND = "command"  # instead of a language: a native program with its arguments
+DEVNULL = -3  # the value of `subprocess.DEVNULL`, without importing that module
 
 
 class ExitReason(Enum):
@@ -35,8 +35,8 @@ class ExitReason(Enum):
     FUEL_LIMIT = "fuel-limit"
     OUTPUT_LIMIT = "output-limit"
     DISK_LIMIT = "disk-limit"
-    GARBLED = "garbled"  # it sent its host a malformed message
-    KILLED = "killed"  # by us: cancelled, or its supervisor went away
+    GARBLED = "garbled"  # the guest sent its host a malformed message
+    KILLED = "killed"  # we killed it: it was cancelled, or its supervisor ended
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ class Usage:
 class Exit:
     """The end of a run. A failing program is data: `code` is its own, or 128 + the signal as a shell reports it.
 
-    `limits_hit` cannot name open files, nor refused allocations without a cgroup: only the program is told (EMFILE, ENOMEM), as the kernel
-    keeps no count.
+    `limits_hit` never names the limit on open files. Without a cgroup, it does not name memory for a refused allocation. Only the program
+    sees these errors (EMFILE, ENOMEM), and the kernel does not count them.
     """
 
     code: int
@@ -86,7 +86,7 @@ class PythonCode:
 
 @dataclass(frozen=True)
 class JavaScriptCode:
-    """JavaScript source, for a runtime that brings an interpreter of it; elsewhere it is a `Script` of a native one."""
+    """JavaScript source, for a runtime that brings a JavaScript interpreter. Other runtimes run a `Script` with a native interpreter."""
 
     source: str
     argv: tuple[str, ...] = ()
@@ -137,9 +137,9 @@ def _nothing() -> None:
 class Talk:
     """A conversation with Python code while it runs.
 
-    `hear` answers a request of the program, in the thread that waits for it. It raises `Nonsense` for a malformed one; any exception ends
-    the run. `offer` is sent to the program: descriptions of "tools", and whether it takes "turns". `clock` stands still during `hear`,
-    unless `hear` resumes it.
+    `hear` answers a request of the program, in the thread that waits for the guest. It raises `Nonsense` for a malformed request; any
+    exception ends the run. `offer` is sent to the program: descriptions of "tools", and whether it takes "turns". `clock` stands still
+    during `hear`, unless `hear` resumes it.
     """
 
     hear: Callable[[bytes], bytes]
@@ -180,14 +180,14 @@ class Launch:
     limits: Limits
     requires: frozenset[Guarantee]
     stdin: bytes | int = b""  # bytes, a descriptor to read from, or DEVNULL
-    processes: bool = True  # may it start processes? (threads it may, always)
-    writable: bool = True  # may it write outside its scratch directories?
-    system: bool = False  # namespaced capabilities for package managers; as root only
+    processes: bool = True  # whether the program may start processes; it may always start threads
+    writable: bool = True  # whether the program may write outside its scratch directories
+    system: bool = False  # give the guest namespaced capabilities for package managers; only if we run as root
     terminal: Terminal | None = None
-    executables: tuple[str, ...] = ()  # without processes, the only files that may be executed
+    executables: tuple[str, ...] = ()  # if `processes` is false, the only files that may be executed
     preload: tuple[str, ...] = ()  # modules that the zygote of PythonCode has imported
-    deterministic: int | None = None  # the seed of a run that requires DETERMINISTIC; None for an ordinary one
-    watch_inputs: bool = False  # of a deterministic run: fill `Completed.inputs`
+    deterministic: int | None = None  # the seed of a run that requires DETERMINISTIC; None for other runs
+    watch_inputs: bool = False  # fill `Completed.inputs`; only in a deterministic run
     observe: bool = False  # fill `Completed.observed`
     on_output: Callable[[str, bytes], None] | None = None
     collect: bool = True
@@ -201,8 +201,8 @@ class Launch:
 class Completed:
     """The end and the output of a run. Output beyond the limit is dropped, and `exit.limits_hit` says so.
 
-    `inputs` lists the files it opened, as its guest reports them: hostile, like its output. `observed` lists its attempts and how often, in
-    the order of first appearance.
+    `inputs` lists the files that the program opened, as the guest reports them; the report is hostile, like the output. `observed` lists
+    the attempts of the run, each with a count, in the order of first appearance.
     """
 
     exit: Exit
@@ -255,7 +255,7 @@ class Traits:
 
 @dataclass(frozen=True)
 class Support:
-    """The guarantees of a runtime on this host, proved by a live try. `missing` maps others to the reason and remedy."""
+    """The guarantees of a runtime on this host, proved by a real launch. `missing` maps each other guarantee to the reason and remedy."""
 
     runtime: str
     guarantees: frozenset[Guarantee]
@@ -272,9 +272,9 @@ class Guest(Protocol):
 
     launch: Launch
     layers: int | None  # a descriptor of its upper layers, readable until `close`; None when nothing is read back
-    notes: tuple[str, ...]  # weaker or different than might be expected
-    refused: str  # why the program could not be started inside, or nothing
-    irrevocable: bool  # whether a second run must not repeat what was done for it: a tool of the caller's was called
+    notes: tuple[str, ...]  # what is weaker or different than a caller may expect
+    refused: str  # why the program could not be started inside; empty if it was started
+    irrevocable: bool  # whether a second run is forbidden, because the program called a tool of the caller
 
     def wait(self) -> Completed:
         """Pump stdin and output until nothing of the guest lives, and return its end. Raises nothing for a failing program."""
@@ -289,7 +289,7 @@ class Guest(Protocol):
         ...
 
     def close(self) -> None:
-        """Kill it if it runs, and free what it holds. Idempotent."""
+        """Kill the guest if it runs, and free its resources. Idempotent."""
         ...
 
     def wake_on(self, fd: int) -> None:
@@ -298,12 +298,12 @@ class Guest(Protocol):
 
     @property
     def terminal(self) -> int | None:
-        """Return a descriptor of its terminal, until `wait`; None where it has none."""
+        """Return a descriptor of the guest's terminal, valid until `wait`; None if the guest has no terminal."""
         ...
 
 
 class Interpreter(Guest, Protocol):
-    """A guest whose interpreter stays and takes its program in turns."""
+    """A guest whose interpreter stays alive and runs its program in turns."""
 
     @property
     def waiting(self) -> bool:
@@ -311,18 +311,18 @@ class Interpreter(Guest, Protocol):
         ...
 
     def turn(self, work: bytes, launch: Launch, *, idle: float | None) -> tuple[Completed, bytes | None]:
-        """Run one turn under the limits and callbacks of `launch`. The guest then waits `idle` seconds for the next.
+        """Run one turn under the limits and callbacks of `launch`. The guest then waits at most `idle` seconds for the next turn.
 
-        Returns the output and the guest's answer; if it ended instead, its end and None.
+        Return the output of the turn and the guest's answer. If the guest ended during the turn, return its end and None.
         """
         ...
 
     def settle(self) -> None:
-        """Kill it if it runs, and wait until nothing of it writes any more. Its layers can still be read."""
+        """Kill the guest if it runs, and wait until none of its processes writes. Its layers can still be read."""
         ...
 
     def ended(self) -> Exit:
-        """Return how it ended between two turns."""
+        """Return how the guest ended between two turns."""
         ...
 
 
@@ -350,7 +350,7 @@ class Runtime(Protocol):
         ...
 
     def probe(self) -> Support:
-        """Return what would be enforced on this host, proved by a live try. Never raises."""
+        """Return the guarantees that a launch enforces on this host, proved by a real launch. Never raises."""
         ...
 
     def launch(self, launch: Launch) -> Guest:
@@ -362,8 +362,10 @@ class Runtime(Protocol):
 
     @property
     def identity(self) -> dict[str, str]:
-        """Return the versions that, with its input, determine a deterministic run. Raises `RuntimeUnavailable` if there are no such
-        runs."""
+        """Return the versions that determine a deterministic run, together with its input.
+
+        Raises `RuntimeUnavailable` if this runtime has no deterministic runs.
+        """
         ...
 
     def close(self, *, leaving: bool = False) -> None:

@@ -19,7 +19,7 @@ from agent_sandbox.policy.model import SECOND_FACTOR
 
 NOTHING_ANSWERED = 3
 _WATCH_SECONDS = 0.5
-_SHORTEST = 4  # letters of a digest that are taken for it, where it is shown before it is answered
+_SHORTEST = 4  # letters of a digest that are enough to name a question, if the question is shown before the answer
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def _ask(options: ApproveOptions, inbox: Inbox, waiting: Waiting, console: Conso
         return False
     try:
         _answer(options, inbox, waiting, decision, console)
-    except PolicyError as error:  # it was answered elsewhere, or has expired, meanwhile
+    except PolicyError as error:  # meanwhile somebody answered the question elsewhere, or it expired
         remark(str(error))
         return False
     return True

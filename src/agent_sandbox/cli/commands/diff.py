@@ -56,7 +56,7 @@ class DiffResult(VerbResult):
 
     @property
     def code(self) -> int:
-        """The exit code of the command; without one, 0 whether there are changes or not."""
+        """The exit code of the command, if there is one and it is not 0; else the code for `problem`; else 0, with and without changes."""
         if not isinstance(self.run, Omitted) and self.run.exit:
             return self.run.exit
         return 0 if isinstance(self.problem, Omitted) else {"incomplete": 1, "unlisted": COULD_NOT_START}[self.problem]
@@ -88,7 +88,7 @@ def diff(options: CommandOptions, console: Console) -> VerbResult:
 def diff_of(options: CommandOptions, session: Session, work: Work, project: Project, console: Console) -> DiffResult:
     """Do the work in a throw-away sandbox and show its changes. The program's own output goes to standard error.
 
-    The layers are gone when the run is over, so the diff is made before and shown after.
+    The layers are removed when the run ends, so the diff is written to a temporary file before that, and shown afterwards.
     """
     shows: list[bool] = []
     with tempfile.SpooledTemporaryFile(_IN_MEMORY) as spool:

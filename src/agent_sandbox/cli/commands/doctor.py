@@ -39,12 +39,12 @@ def throw_away() -> Trial:
 
 
 def kept() -> Trial:
-    """Launch it with layers on the disk of the state directory: not every filesystem supports them."""
+    """Launch a shell with layers on the disk of the state directory. Not every filesystem supports such layers."""
     return _in_a_place_of_its_own(lambda place: _launch(OnDisk(place)))
 
 
 def image() -> Trial:
-    """Launch it with layers in an image on that disk."""
+    """Launch a shell with layers in an image on the disk of the state directory."""
     return _in_a_place_of_its_own(_in_an_image)
 
 

@@ -1,4 +1,4 @@
-"""`grant`, `revoke` and `capabilities`: pre-approve actions of a sandbox, or relax a rule, for a limited time, and take that back."""
+"""`grant`, `revoke` and `capabilities`: pre-approve actions of a sandbox or relax a rule, for a limited time; end a grant; list all."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ class GrantResult(VerbResult):
 
 @dataclass(frozen=True)
 class RevokeResult(VerbResult):
-    """Capabilities that were revoked. `going_on` are processes that were started under one before."""
+    """Capabilities that were revoked. `going_on` are running processes that have used a revoked capability."""
 
     kind = "revoke"
 
     revoked: tuple[str, ...]
     going_on: tuple[int, ...]
-    started_under: dict[str, str]  # the capability, by the process
+    started_under: dict[str, str]  # maps the process id to the capability
 
     def text(self, console: Console) -> None:
         console.note(f"revoked {counted(len(self.revoked), 'capability', 'capabilities')}; new requests are no longer allowed by them")

@@ -1,7 +1,7 @@
 """`policy learn`: run commands on throw-away clones, observe them, and print the smallest policy that would have allowed them.
 
-The policy goes to standard output; output of the commands and messages go to standard error. The policy is tried before it is printed: the
-same commands run again under it.
+The policy goes to standard output; output of the commands and messages go to standard error. Before the policy is printed, the same
+commands run again under it, as a test.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _learnt(options: PolicyVerbOptions, commands: tuple[Command, ...]) -> _Learn
 
 
 def _first_runs(works: list[Work], policy: Policy, runtimes: Runtimes, sandbox: ProjectSandbox) -> tuple[list[_First], bool]:
-    """Run all commands on clones of the project's sandbox. Also returns whether there are changes in the sandbox."""
+    """Run all commands on clones of the project's sandbox. Return the runs, and whether the sandbox has changes."""
     runs, waits = [], False
     for work in works:
         session = _session(policy, runtimes, sandbox.project.path)

@@ -1,4 +1,4 @@
-"""`log`: show, follow and export what happened, and verify that the record of it is unchanged and complete."""
+"""`log`: show, follow and export the entries of the ledger, and verify that the ledger is unchanged and complete."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class LogVerifyResult(VerbResult):
 
     @property
     def code(self) -> int:
-        """1 if it was changed, or something is missing."""
+        """1 if the ledger was changed, or if entries are missing; else 0."""
         return 0 if self.intact and self.complete is not False else 1
 
     def text(self, console: Console) -> None:

@@ -139,7 +139,7 @@ def policy(options: PolicyVerbOptions, console: Console) -> VerbResult:
 
 
 def _tried(effective: Effective, command: str) -> Tried:
-    """Return the answer of the gate, or of the early check, where a file asks for one."""
+    """Return the answer of the gate. If a policy file turns on the early check, and only this check refuses, return its refusal."""
     tried, early = try_command(effective.policy, command), early_look(effective)
     reason = early.against(effective.policy, Command(("bash", "-c", command))) if early is not None else None
     return tried if reason is None or isinstance(tried.verdict, Deny) else Tried(Deny(reason), tried.understood)

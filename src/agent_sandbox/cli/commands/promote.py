@@ -70,7 +70,7 @@ class PromoteResult(VerbResult):
 
 @dataclass(frozen=True)
 class UndoResult(VerbResult):
-    """A promotion that was taken back. `now_in` is the snapshot that has its changes, if the sandbox has gone on since."""
+    """A promotion that was undone. If the sandbox was used since the promotion, `now_in` is the snapshot that holds the changes."""
 
     kind = "undo"
 
@@ -210,9 +210,9 @@ def _list(heading: str, lines: Iterable[str], project: str) -> None:
 
 
 def agreement(proposal: PromotionProposal, plan: Plan, console: Console, *, yes: bool) -> PromotionProposal | None:
-    """Return the proposal with the protected kinds that the user agreed to. None if they said no, or without a terminal and `yes`.
+    """Return the proposal with the protected kinds that the user agreed to; None if the user said no, or if nobody can be asked.
 
-    Does not ask about a promotion that is impossible: carrying it out raises with the reason.
+    `yes` agrees to everything but protected kinds. Nobody is asked about an impossible promotion: carrying it out raises with the reason.
     """
     asking = console.asks
     if proposal.conflicts or plan.refused or (proposal.moved and proposal.wanted.drift == "refuse"):
@@ -222,7 +222,7 @@ def agreement(proposal: PromotionProposal, plan: Plan, console: Console, *, yes:
         missing = [name for name in missing if not console.says_yes(f"Promote changes of the protected kind {name!r}?")]
         proposal = proposal.approving(frozenset(proposal.protected()) - frozenset(missing))
     if missing:
-        return None if asking else proposal  # the gate refuses it, by name
+        return None if asking else proposal  # the gate refuses the proposal, and names the protected kind
     question = f"Promote {counted(len(proposal.changes), 'change')} to {shown(proposal.root)}?"
     return proposal if yes or (asking and console.says_yes(question)) else None
 

@@ -70,7 +70,7 @@ def replay(options: ReplayOptions) -> ReplayResult:
     replays.check(record, policy, env, cwd, runtimes.identity)
     recorder = Recorder(Work(what, env, cwd=cwd, stdin=stdin, seed=record.seed, collect=False), salt=record.salt)
     try:
-        # As when it was recorded: without it, a project below /tmp would not be seen.
+        # The project is the same as in the recorded run. Without it, the view would not show a project below /tmp.
         project = project_of(options.project, cwd).path if policy.files.read else None
         outcome = here().session(here().gate(policy), runtimes, project=project).run(recorder.work)
     finally:
@@ -87,7 +87,10 @@ def replay(options: ReplayOptions) -> ReplayResult:
 
 
 def _surroundings(options: ReplayOptions, record: Record) -> tuple[Policy, Mapping[str, str]]:
-    """Return the policy and environment that the record was made with: the command line's, or those of `Sandbox()` in Python."""
+    """Return the policy and environment of the record: those of the command line, or those of `Sandbox()` in Python.
+
+    If the file rules of the record match neither, return those of the command line.
+    """
     kinds = list(_kinds(options, _limits(options, record)))
     return next(((policy, env) for policy, env in kinds if rules_of(policy.files) == record.rules), kinds[0])
 
@@ -102,6 +105,9 @@ def _kinds(options: ReplayOptions, limits: Limits) -> Iterator[tuple[Policy, Map
 
 
 def _limits(options: ReplayOptions, record: Record) -> Limits:
-    """Return the limits: those of the record where they shape its result and are no more than the command line gives."""
+    """Return the limits. Those that affect the outcome come from the record, the others from the options or the defaults.
+
+    Raises `RecordError` if a limit of the record exceeds the default.
+    """
     shaping: dict[str, Any] = {name: record.limits[name] for name in replays.within_reason(record)}
     return replace(CLONED_LIMITS, **dict(options.limits) | shaping)

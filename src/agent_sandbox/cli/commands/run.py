@@ -1,7 +1,7 @@
 """`run`: a command in the project's sandbox; and `sim`: the same on a clone that is thrown away.
 
-The keeper is forked first, while there is little to copy, and gets ready on a processor of its own. Meanwhile this process loads the rest
-of the program, finds the project and decides.
+The keeper is forked first, while this process has little memory to copy. The keeper gets ready on another processor. Meanwhile this process
+loads the rest of the program, finds the project and judges the action.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ from agent_sandbox.workspace.stored_sandbox import Stored
 class SimulationResult(VerbResult):
     """An effect plan.
 
-    It was written while its clone was there, and its changes are not held.
+    The plan was printed while its clone existed, so `changes` is empty here.
     """
 
     kind = "simulation"
@@ -163,7 +163,7 @@ def simulate(
 
 
 def _governing(project: Project) -> Policy:
-    """Return the policy that a plan of a project is valid under: that of the policy files, without options."""
+    """Return the policy under which a plan of a project is valid: the policy of the policy files, without options."""
     return policy_of(PolicyOptions(), project)
 
 

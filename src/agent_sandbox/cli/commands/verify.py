@@ -1,7 +1,7 @@
 """`verify`: attack real sandboxes on this machine, under this user's own policy, and report for each promise whether it held.
 
-`doctor` shows what the machine can do; this shows what the product does with it. Nothing of the user's is changed. Only entries in the
-ledger are left: every run is recorded.
+`doctor` shows what the machine can do; `verify` shows what the product does with the machine. No file of the user is changed. Only entries
+in the ledger remain, because every run is recorded.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class VerifyResult(VerbResult):
 
     @property
     def code(self) -> int:
-        """1 if a promise was broken, or could not be tried for a reason that is not the machine's."""
+        """1 if a promise was broken, or if it could not be tested for a reason other than the machine; else 0."""
         return 0 if self.held else 1
 
     def text(self, console: Console) -> None:
@@ -135,7 +135,7 @@ def _for(box: Box) -> list[Probe]:
 
 
 def _in_the_foreground(bench: DecoyBench, box: Box, *, progress: bool) -> Seen:
-    """Run the probes of one box and show their progress; those of the others run in parallel and take less time."""
+    """Run the probes of one box and show their progress. The probes of the other boxes run in parallel and take less time."""
     mine = _for(box)
 
     def starting(probe: Probe) -> None:
@@ -149,7 +149,7 @@ def _in_the_foreground(bench: DecoyBench, box: Box, *, progress: bool) -> Seen:
 
 
 def _must_run(box: Box) -> None:
-    """Raise `SandboxError` if nothing can be tried in a box, with the reason."""
+    """Raise `SandboxError` with the reason if no attempt can run in a box."""
     try:
         box.run(Attempt("files", "nothing"))
     except NoAnswer as error:
@@ -159,7 +159,7 @@ def _must_run(box: Box) -> None:
 
 
 def _project(options: VerifyOptions) -> Project:
-    """Return the user's project, whose policy is used; the current directory if `run` would refuse the project, such as `/` or the home."""
+    """Return the user's project, whose policy is used. In `/` or the home, where `run` refuses to work, return the current directory."""
     try:
         return project_of(options.project)
     except PolicyError:
@@ -175,7 +175,7 @@ def _surroundings(policy: Policy) -> Surroundings:
 
 
 def _hidden_by(mask: Mask) -> list[str]:
-    """Return the paths that must be hidden: the place itself or, where the directory stays, the real entries in it."""
+    """Return the paths that the mask must hide: its own path or, if the mask leaves an empty directory there, the real entries in it."""
     if not mask.stays:
         return [mask.path]
     try:

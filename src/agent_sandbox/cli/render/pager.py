@@ -78,15 +78,15 @@ class _Sink:
             raise _PagerGone from error
 
     def _start(self) -> Callable[[bytes], object]:
-        # Without a shell, and less may not start one either: a guest's text on the screen may trick the reader into using it.
+        # No shell starts the pager, and `less` may not start a shell: a guest's text on the screen may trick the reader into using it.
         settings = {"LESSSECURE": "1", "LESS": os.environ.get("LESS", "FRX")}
         environment = {name: value for name, value in os.environ.items() if name not in ("LESSOPEN", "LESSCLOSE")} | settings
         command = [*self._command, "-R"] if os.path.basename(self._command[0]) == "less" else self._command
-        # Ctrl-C is the pager's from its first moment. A function, since a pager inherits what is ignored, and would ignore it too.
+        # From now on only the pager handles Ctrl-C. The handler is a function, because a pager inherits ignored signals.
         self._interrupt = signal.signal(signal.SIGINT, lambda *_: None)
         try:
             self._pager = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
-        except OSError:  # there is no such program: the text is worth more than the comfort
+        except OSError:  # there is no such program: print without a pager
             self._take_interrupts_again()
             return sys.stdout.buffer.write
         assert self._pager.stdin is not None

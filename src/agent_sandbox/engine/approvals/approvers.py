@@ -70,9 +70,9 @@ class CapabilityApprover:
         otherwise: Approver | None = None,
         counts: Callable[[Word], bool] | None = None,
     ) -> None:
-        """`counts` tells whether a grantor's approval counts; without it everybody's does."""
+        """`counts` returns whether an approval by this grantor counts. Without `counts`, the approval of every grantor counts."""
         self._capabilities = capabilities
-        self._tokens = tokens  # read for each question, so that tokens given later count, too
+        self._tokens = tokens  # read anew for each question, so that tokens count that were added after this call
         self._sandbox = sandbox
         self._otherwise = otherwise
         self._counts = counts
@@ -85,7 +85,7 @@ class CapabilityApprover:
             check = self._capabilities.use(token, action, sandbox=self._sandbox, counts=self._counts)
             if isinstance(check, Genuine):
                 name = check.names[0]
-                if name not in self._marks:  # so that `revoke` can name the processes that still use it
+                if name not in self._marks:  # so that `revoke` can name the processes that still use the capability
                     self._marks[name] = self._capabilities.mark(name)
                 return Granted(f"capability {name}")
             why = check.why
@@ -114,7 +114,7 @@ class Desk:
         clock: Callable[[], float],
         counts: Callable[[Word], bool] | None = None,
     ) -> None:
-        """`counts` tells whether a grantor's approval counts under this policy; without it everybody's does."""
+        """`counts` returns whether a grantor's approval counts under this policy. Without `counts`, every grantor's approval counts."""
         self._inbox = inbox
         self._capabilities = capabilities
         asks = policy.asks

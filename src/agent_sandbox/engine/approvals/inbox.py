@@ -1,12 +1,12 @@
 """The inbox: questions wait on disk for a person, and answers come back.
 
-Each question has a directory. The same question asked again joins the waiting one, so that a person sees it once. The asker keeps the
-question in memory and accepts an answer to exactly that one, whatever happens to the file. An answer is used once, by one asker. No answer
-is a refusal, and so are too many questions.
+Each question has a directory. If the same question waits already, the second asker waits for the same answer, so that a person sees the
+question once. The asker keeps the question in memory and accepts only an answer to exactly that question, whatever happens to the file.
+One asker uses an answer, once. A question without an answer is refused. So is a question beyond the limit on waiting questions.
 
 The directory is hidden from guests. A program of the same user outside a sandbox can read the key and write an answer. Where that matters,
-the question needs the answer of another user, or `approvers` names the users whose answers count; the kernel tells the writer of a file.
-Besides the owner only root can write here. Root is a visitor then: it writes nothing but answers, and only into a directory of the asker.
+the question needs the answer of another user, or `approvers` names the users whose answers count. The kernel knows who owns an answer file.
+Besides the owner, only root can write here. A process of root writes only answers, and only into a directory that belongs to the asker.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from agent_sandbox.policy.model import ANOTHER_USER, SECOND_FACTOR
 
 MOST_WAITING = 16  # questions at once; a person answers a few, and more are a flood
 MOST_OF_ONE = 8  # questions from one sandbox, so that a flood from one leaves room for others
-RUN_SECONDS = 3600.0  # how long an answer for a whole run holds, unless its giver says otherwise
+RUN_SECONDS = 3600.0  # how long an answer for a whole run is valid, unless the person who answers sets another time
 _QUESTION, _ANSWER, _TAKEN, _ASKED, _LOCK = "question", "answer", "taken", "asked", "lock"
-_DIGITS = 64  # of a name
+_DIGITS = 64  # hexadecimal digits in the name of a question
 _GONE = ".gone"  # suffix of directories that are being removed
-_LARGEST = 16 << 20  # bytes of a question with its diff: a longer one takes seconds to list, and no person reads it
+_LARGEST = 16 << 20  # bytes of a question with its diff: listing a longer question takes seconds, and no person reads it
 
 
 @dataclass(frozen=True)
@@ -78,10 +78,10 @@ class Inbox:
         self._visiting = visiting
 
     def ask(self, question: Question) -> Granted | Refused:
-        """Put the question and wait for an answer to exactly it. Raises what the ledger raises, and OSError."""
+        """Write the question, and wait for an answer to exactly this question. Raises what the ledger raises, and OSError."""
         while self._clock() < question.until:
             if (found := self._valid(os.path.join(self._standing, question.group()), question)) is not None:
-                return Granted(found[0].by, found[1])  # to the same question, earlier in this run
+                return Granted(found[0].by, found[1])  # the person answered the same question earlier in this run
             # A new nonce each time: a consumed answer must not count for the same question asked again.
             question = replace(question, nonce=os.urandom(16).hex())
             waits = self._put(question)
@@ -107,10 +107,10 @@ class Inbox:
         return [waiting for _, waiting in sorted(found, key=lambda each: (each[0], each[1].name))]
 
     def answer(self, name: str, decision: Decision, *, digest: str, by: str, seconds: float = RUN_SECONDS, code: str | None = None) -> None:
-        """Answer a question. `digest` is that of the text shown, so that the question cannot be swapped before the yes.
-        An approval for the whole run expires after `seconds`. `code` is a second factor; a no needs none.
+        """Answer a question. `digest` is the digest of the question that the person saw, so that nobody can swap it before the yes.
+        An approval for the whole run expires after `seconds`. `code` is a second factor. A no needs no second factor.
 
-        Recorded before it counts. Raises `PolicyError` when there is no such question any more, or another one in its place.
+        The answer is recorded before it counts. Raises `PolicyError` if the question no longer waits, or has another digest now.
         """
         place = os.path.join(self._waiting, name)
         question = self._open_question(place) if is_hex(name, _DIGITS) else None
@@ -125,7 +125,7 @@ class Inbox:
         self._ledger.record(Noted("approval.answered", {"target": _target(question), **facts}, question.sandbox), lasting=True)
         try:
             _write_answer(place, sealed(Answer(digest, decision, by, until, SECOND_FACTOR in question.needs), self._key), question.asker)
-        except FileNotFoundError:  # its time was over in this moment
+        except FileNotFoundError:  # the question expired since it was read above
             raise PolicyError("there is no such question waiting any more", hint="list what is waiting, and look again") from None
         except FileExistsError:
             raise PolicyError("somebody else has already answered", hint="list what is waiting, and look again") from None
@@ -170,12 +170,12 @@ class Inbox:
                     _clear(place)
 
     def _put(self, question: Question) -> Question | Refused:
-        """Write the question, or join the same one that waits already. Returns the one that waits."""
-        with self._alone():  # or two that ask the same at once would not see one another
+        """Write the question, unless the same question waits already. Return the question that waits."""
+        with self._alone():  # two processes that ask the same question at once must see one another
             waiting = [each for place in self._places() if (each := self._open_question(place)) is not None]
             for each in waiting:
                 if each.group() == question.group():
-                    with suppress(FileNotFoundError):  # just answered, and the answer consumed: the waiting process notices that
+                    with suppress(FileNotFoundError):  # a person has just answered, and an asker used the answer: `_awaited` notices that
                         _append(os.path.join(self._place(each), _ASKED))
                     return each
             own = sum(each.sandbox == question.sandbox for each in waiting)
@@ -206,7 +206,7 @@ class Inbox:
         return os.path.join(self._waiting, question.digest())
 
     def _open_question(self, place: str) -> Question | None:
-        """Return the question in this place; None if it is answered, expired, or not the one that names the place."""
+        """Return the question in this directory; None if it is answered or expired, or if its digest is not the name of the directory."""
         question = _question(place)
         if question is None or self._place(question) != place or not self._clock() < question.until:
             return None
@@ -216,7 +216,7 @@ class Inbox:
         return [os.path.join(self._waiting, name) for name in hex_names(self._waiting, _DIGITS)]
 
     def _awaited(self, question: Question) -> Granted | Refused | None:
-        """Wait for the answer; None if there was none, or another asker of the same question consumed it."""
+        """Wait for the answer, and return it; None if no answer came in time, or if another asker of the same question used the answer."""
         place = self._place(question)
         while self._clock() < question.until:
             if os.path.exists(os.path.join(place, _ANSWER)):
@@ -224,7 +224,7 @@ class Inbox:
                 if answer is not None:
                     return self._taken(place, question, *answer)
                 if not os.path.exists(os.path.join(place, _ANSWER)):
-                    return None  # another took it between the two looks
+                    return None  # another asker used the answer between the two checks
                 _clear(place)
                 return Refused("the answer is not valid: it is for another question, or by somebody who may not approve")
             if not os.path.exists(os.path.join(place, _QUESTION)):
@@ -234,7 +234,7 @@ class Inbox:
         return None
 
     def _taken(self, place: str, question: Question, answer: Answer, word: Word) -> Granted | Refused | None:
-        if ANOTHER_USER in question.needs:  # the approver's own ledger is another one
+        if ANOTHER_USER in question.needs:  # the approver's ledger is not this one, so the answer is recorded here, too
             facts = {
                 "digest": answer.digest,
                 "decision": answer.decision.value,
@@ -244,18 +244,18 @@ class Inbox:
             self._ledger.record(Noted("approval.received", facts, question.sandbox), lasting=True)
         match answer.decision:
             case Decision.NO:
-                return Refused(f"{answer.by} said no")  # for every waiting process; it is removed when it expires
+                return Refused(f"{answer.by} said no")  # the no is for every waiting process, so it stays until the question expires
             case Decision.FOR_THIS_RUN:
                 make_private(self._standing)
-                with suppress(OSError):  # another waiting process was first, and did the same
+                with suppress(OSError):  # another waiting process has moved the answer there first
                     os.rename(place, os.path.join(self._standing, question.group()))
                     sync_directory(self._standing)
                 return Granted(answer.by, word)
             case Decision.ONCE:
-                try:  # a mark beside it: as long as the answer exists, there can be no second one
+                try:  # a mark beside the answer: while the answer file exists, nobody can write a second answer
                     os.close(os.open(os.path.join(place, _TAKEN), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
                 except (FileNotFoundError, FileExistsError):
-                    return None  # it was good for one, and that was another
+                    return None  # the answer was for one asker, and another asker was first
                 with suppress(FileNotFoundError):  # swept already
                     sync_directory(place)
                 _clear(place)
@@ -274,7 +274,7 @@ class Inbox:
             status, content = os.fstat(descriptor), os.read(descriptor, 1 << 16)
         finally:
             os.close(descriptor)
-        # A file that others may write says nothing about who wrote it: they could, and link it here under its owner's name.
+        # If other users may write the file, its owner says nothing about who wrote it: they can write it and make a hard link to it here.
         owner = status.st_uid if not status.st_mode & 0o022 else -1
         answer = opened(content, self._key)
         word = Word(owner, answer is not None and answer.factor)
@@ -287,7 +287,7 @@ class Inbox:
         return (answer, word) if stands and earlier is not None and earlier.group() == question.group() else None
 
     def _counts(self, answer: Answer, word: Word, question: Question) -> bool:
-        """Return whether this person's answer counts, with a second factor if needed. A no always counts."""
+        """Return whether this person's answer counts. A no needs neither a second factor nor another user than the asker."""
         needs = question.needs.split(", ") if answer.decision is not Decision.NO else ()
         return word.counts(needs, self._approvers, asker=os.getuid())
 
@@ -304,9 +304,9 @@ def _shown(question: Question, times: int) -> Waiting:
 
 
 def _write_answer(place: str, content: bytes, asker: int) -> None:
-    """Write an answer beside its question, completely or not at all. Raises FileExistsError if there is one already.
+    """Write an answer beside its question, completely or not at all. Raises FileExistsError if the question has an answer already.
 
-    The directory must belong to the asker: root could otherwise be led to write elsewhere. The asker can read the answer.
+    The directory must belong to the asker, so that nobody can make root write into another directory. The asker can read the answer.
     """
     directory = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -321,7 +321,7 @@ def _write_answer(place: str, content: bytes, asker: int) -> None:
             os.link(new, _ANSWER, src_dir_fd=directory, dst_dir_fd=directory)
         finally:
             os.close(file)
-            with suppress(FileNotFoundError):  # taken, and all cleared away, in this moment
+            with suppress(FileNotFoundError):  # an asker has just used the answer, and removed the directory
                 os.unlink(new, dir_fd=directory)
     finally:
         os.close(directory)
@@ -347,7 +347,7 @@ def _question(place: str) -> Question | None:
 
 def _clear(place: str) -> None:
     """Remove a question with all that belongs to it."""
-    # Rename all of it first: removed file by file, the question could be answered again, and that answer be consumed.
+    # Rename the directory first. While its files are removed one by one, somebody could answer again, and an asker could use that answer.
     gone = f"{place}.{os.urandom(8).hex()}{_GONE}"
     with suppress(FileNotFoundError):  # another process removes it, too
         os.rename(place, gone)
@@ -355,7 +355,7 @@ def _clear(place: str) -> None:
 
 
 def _remove(place: str) -> None:
-    with suppress(OSError):  # another process removes it, too; or has just put an answer there, which the next sweep removes
+    with suppress(OSError):  # another process removes the directory, too; or it has just put an answer there, which the next sweep removes
         for name in os.listdir(place):  # also files left by a killed process
             os.unlink(os.path.join(place, name))
         os.rmdir(place)

@@ -45,17 +45,17 @@ class Question:
         return sha256(self.encoded()).hexdigest()
 
     def group(self) -> str:
-        """The digest of all questions that differ only in time: one answer may be for all of them in this run."""
+        """The digest that questions share which differ only in their times. One answer may count for all of them in this run."""
         return sha256(_bytes([self.action, self.policy, self.sandbox, self.run, self.why, self.details, self.needs])).hexdigest()
 
 
 def _bytes(value: object) -> bytes:
-    # Not in ASCII: JSON escapes two lone surrogates as it does the one character they would be in UTF-16, and two questions were one.
+    # Not in ASCII: there JSON escapes two lone surrogates like the character that they encode in UTF-16, so two questions look the same.
     return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode("utf-8", "surrogatepass")
 
 
 def decoded(content: bytes) -> Question | None:
-    """Decode a question; None if the bytes are not exactly one."""
+    """Decode a question; None if the bytes are not exactly one encoded question."""
     try:
         question = Question(**json.loads(content.decode("utf-8", "surrogatepass")))
         shapes: tuple[tuple[Any, type], ...] = ((question.action, dict), (question.needs, str), (question.asker, int))
@@ -67,7 +67,7 @@ def decoded(content: bytes) -> Question | None:
 def shown(question: Question) -> str:
     """Return the question as text for a person, complete, in printable characters and line ends only.
 
-    It is made from the action itself, not from a description of it.
+    The text is written from the action itself, not from a description of the action.
     """
     return "\n".join(_lines(question)) + "\n"
 

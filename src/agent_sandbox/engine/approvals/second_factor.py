@@ -1,7 +1,7 @@
 """A second factor for answers: TOTP codes (RFC 6238), each valid once, with few guesses at a time.
 
-The secret lies beside the keys, so any program that can read those can make codes. It stops an agent whose only tool is `agent-sandbox`;
-against a shell of the same user, require another user.
+The secret lies beside the keys, so any program that can read the keys can make codes. The second factor stops an agent whose only tool is
+`agent-sandbox`. Against an agent with a shell of the same user, require the approval of another user.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from agent_sandbox.errors import PolicyError
 from agent_sandbox.ledger.private_files import make_private, read_private, write_once
 
 STEP = 30  # seconds
-MOST_WRONG, PERIOD = 5, 300.0  # guesses in so many seconds: one in 66,000 is right, for somebody who goes on for a day 1 in 45
+MOST_WRONG, PERIOD = 5, 300.0  # wrong guesses in PERIOD seconds: they hit with a chance of 1 in 66,000; a day of such guesses, 1 in 230
 _SECRET, _STATE = "second-factor", "second-factor.used"
 _BYTES = 20
 
@@ -37,7 +37,7 @@ class SecondFactor:
         return os.path.exists(os.path.join(self._directory, _SECRET))
 
     def enroll(self, account: str) -> str:
-        """Make the secret, and return it as a URI for authenticators. Raises `PolicyError` if there is one already."""
+        """Make the secret, and return it as a URI for authenticators. Raises `PolicyError` if there is a secret already."""
         if self.enrolled:
             why = "a second factor is set up already"
             raise PolicyError(why, hint=f"remove {os.path.join(self._directory, _SECRET)} by hand, if that is what you want")
@@ -49,7 +49,7 @@ class SecondFactor:
     def accepts(self, code: str) -> bool:
         """Return whether this is the current code, or a neighbouring one, and unused. Raises OSError if the state is unreadable.
 
-        Each guess is counted before it is checked, so that killing the process does not give another.
+        Each guess is counted before it is checked, so that nobody gains another guess by killing the process.
         """
         with self._state() as file:
             now = self._clock()

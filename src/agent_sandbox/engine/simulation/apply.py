@@ -1,8 +1,8 @@
 """Apply a plan: promote exactly its file changes, as `engine.promote` does with those of a sandbox.
 
-Before anything is done the layers of the plan are read again and compared with it, byte for byte; the policy and what waits in the
-project's sandbox have to be what they were; and reality has to be where the simulation began. A plan is good for once: from the moment
-its promotion begins nobody can begin it again, and only when that has failed without changing anything it may be tried anew.
+Before any change, the layers of the plan are read again and compared with the plan, byte for byte. The policy and the unpromoted changes of
+the project's sandbox must be the same as during the simulation. The real files must be as they were when the simulation began. A plan can
+be applied once: when its promotion has begun, nobody can begin it again, unless the promotion failed and changed nothing.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ def opened(
 
 
 def carry(ready: Ready, proposal: PromotionProposal, plans: Plans, gate: Gate, *, details: Callable[[], str] = str) -> CarriedOver:
-    """Apply a plan. `proposal` is that of `ready` with its approvals. Raises as `promote.carry_out` does; nothing was changed then."""
+    """Apply a plan. `proposal` is `ready.proposal`, possibly with more approvals. Raises what `promote.carry_out` raises."""
     ready.kept.begin()
     try:
         done = carry_out(proposal, ready.stored, gate, details=details)
-    except (Unfinished, LedgerUnavailable, LedgerBroken):  # something may have been done
+    except (Unfinished, LedgerUnavailable, LedgerBroken):  # files may have been changed, so the plan cannot begin again
         raise
     except SandboxError:
         ready.kept.recall()
@@ -85,7 +85,7 @@ def kept_plans(plans: Plans) -> list[EffectPlan]:
     """Return all plans that can be applied, the newest first."""
     readable: list[EffectPlan] = []
     for _, text in plans.all():
-        with suppress(ValueError):  # of another version
+        with suppress(ValueError):  # a plan of another version
             readable.append(read(text))
     return readable
 
@@ -119,7 +119,10 @@ def _refuse_elsewhere(plan: EffectPlan, *, system: bool) -> None:
 
 
 def _left_out(plan: EffectPlan, *, system: bool, caches: bool) -> Iterator[str]:
-    """Return the caches and scratch files that are not promoted: all of them, or those outside the project."""
+    """Yield the caches and scratch files that are not promoted.
+
+    Without `caches`, these are all of them. With `caches` but not `system`, these are the ones outside the project.
+    """
     for effect in plan.files:
         if effect.place == "noise" and not (caches and (system or contains(plan.project, effect.path))):
             yield effect.path
@@ -134,7 +137,7 @@ def _refuse_changed(plan: EffectPlan, proposal: PromotionProposal, chosen: set[s
     if read := next(effects.moved(plan.read, plan.project), None):
         raise PolicyError(f"{read!r}, which the command read, has changed since", hint=again)
     if proposal.moved:
-        return  # which is refused where the promotion is judged, and said there
+        return  # the promotion itself refuses drift, and names the paths
     now, problem = effects.file_effects(proposal.changes, proposal.contents, plan.project)
     if problem:
         raise PolicyError(f"the plan's files cannot be read any more: {problem}", hint=again)

@@ -105,7 +105,7 @@ def predictions(read: Understanding | None) -> Iterator[Prediction]:
 
 
 def programs(observed: Iterable[Observed], read: Understanding | None, *, watched: bool) -> tuple[ProgramUse, ...]:
-    """Return started programs and how often; without observation, those that the text names."""
+    """Return each started program with its number of starts; without observation, the programs that the text names."""
     if not watched:
         return tuple(ProgramUse(tool) for tool in (read.tools if read else ()))
     times: dict[tuple[str, bool], int] = {}
@@ -126,7 +126,7 @@ def requests(observed: Iterable[Observed]) -> tuple[NetworkRequest, ...]:
 
 
 def secrets(observed: Iterable[Observed], masks: Iterable[Mask], env: Mapping[str, str]) -> tuple[SecretUse, ...]:
-    """Return hidden files that it tried to open, and given variables that look secret."""
+    """Return hidden files that the run tried to open, and variables of the run whose name or value looks like a secret."""
     why = {mask.path: mask.why for mask in masks}
     uses: dict[tuple[str, str], SecretUse] = {}
     for each in observed:
@@ -150,9 +150,10 @@ _CHUNK = 1 << 20
 
 
 def inputs_of(observed: Iterable[Observed], project: str, *, since_ns: int, besides: Collection[str]) -> tuple[tuple[Input, ...], bool]:
-    """Return the files that were read, and whether the list is complete. A file that changed after `since_ns` has no digest.
+    """Return the files of the project that the run read, and whether the list is complete.
 
-    `besides` are paths that the plan changes: those are compared with reality anyway.
+    A file that changed after `since_ns` has no digest.
+    `besides` are paths that the plan changes. They are left out, because applying the plan compares them with the real files anyway.
     """
     inputs: list[Input] = []
     room = MOST_BYTES
@@ -172,7 +173,7 @@ def inputs_of(observed: Iterable[Observed], project: str, *, since_ns: int, besi
 
 
 def moved(inputs: Iterable[Input], project: str) -> Iterator[str]:
-    """Return the paths of inputs that have changed since."""
+    """Yield the paths of inputs that have changed since the simulation."""
     with _opened(project) as top:
         for each in inputs:
             seen = _look(top, each.path, project, MOST_BYTES)

@@ -25,9 +25,9 @@ def inside(path: str, project: str) -> str:
 
 
 def words(changes: ChangeSet, everything: ChangeSet, contents: Contents, project: str) -> Iterator[str]:
-    """Yield a sentence for each step of HEAD, and for each branch and tag that moves otherwise.
+    """Yield a sentence for each step of HEAD, and for each other branch and tag that appears, moves or goes away.
 
-    `everything` also has the changes that were there before the command.
+    `changes` are those of the command. `everything` also has the changes that the sandbox held before the command.
     """
     by_name = {name: change for change in changes if (name := inside(change.path, project))}
     branch = _branch(next((each for each in everything if inside(each.path, project) == "HEAD"), None), contents, project)

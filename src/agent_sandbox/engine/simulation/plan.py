@@ -100,9 +100,9 @@ class Ended:
 class EffectPlan:
     """The effects of a command. `digest` identifies the whole plan.
 
-    `governed` is the digest of the policy it was made under. `base` is the digest of the unpromoted changes that the command saw, or `BARE`
-    if there were none. Both must be the same when it is carried out. `watched` says whether the run was observed; if not, `programs` are
-    those named in the command line.
+    `governed` is the digest of the policy of the simulation. `base` is the digest of the unpromoted changes that the command saw, or `BARE`
+    if there were none. Both must be the same when the plan is carried out. `watched` says whether the run was observed. If it was not,
+    `programs` are the programs that the command line names.
     """
 
     command: tuple[str, ...]
@@ -117,11 +117,11 @@ class EffectPlan:
     network: tuple[NetworkRequest, ...] = ()
     secrets: tuple[SecretUse, ...] = ()
     predicted: tuple[Prediction, ...] = ()
-    read: tuple[Input, ...] = ()  # of the project, as far as the run was observed; see `inputs`
+    read: tuple[Input, ...] = ()  # files of the project that the run was observed to read; see `effects.inputs_of`
     words: tuple[str, ...] = ()  # a summary in sentences, each after a prefix of ours: git, sandbox
     notes: tuple[str, ...] = ()
     watched: bool = False
-    unseen: str = ""  # why not all that it tried was seen
+    unseen: str = ""  # why some attempts of the run were not observed
     unlisted: str = ""  # why its file changes are not known, or not exactly enough to be applied
 
     @property

@@ -1,8 +1,8 @@
 """The risk of an effect, and the reason: pure functions over values.
 
-Three levels. Low is what a program in a project does all day; medium is worth a look; high is what runs by itself later, reaches beyond
-the project, or cannot be had back. A level decides nothing: it orders what is shown, and what stands in the way of a promotion is judged
-there, by the same classes.
+There are three levels. Low is what a program in a project does all day. Medium is worth a look. High is an effect that runs by itself
+later, reaches beyond the project, or cannot be undone. A level decides nothing: it only orders what is shown. The promotion itself judges
+its obstacles, by the same protected classes.
 """
 
 from __future__ import annotations

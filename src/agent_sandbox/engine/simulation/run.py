@@ -1,7 +1,8 @@
 """Simulate a command: run it on a clone of the machine as the project's sandbox sees it, and plan its effects.
 
-The clone has a copy of the sandbox's unpromoted changes, and layers of its own on top. Neither the sandbox nor the machine is written. A
-path that both have changed is in the plan as it would be on the machine; one that only the sandbox has changed is not part of the plan.
+The clone has a copy of the sandbox's unpromoted changes, and layers of its own on top. Neither the sandbox nor the machine is written. If
+the sandbox and the command have both changed a path, the plan has the path as it would be on the machine. A path that only the sandbox has
+changed is not part of the plan.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ def _given_up(path: str) -> str:
 
 
 def _seeded(state: PlanState, waiting: Stored, policy: Policy, on_busy: Callable[[Busy], None] | None) -> dict[str, FileEffect]:
-    """Copy the unpromoted changes of the sandbox into the clone; return them as effects."""
+    """Copy the unpromoted changes of the sandbox into the clone, and return these changes as effects."""
     if not waiting.state.exists:
         return {}
     with ExitStack() as held:

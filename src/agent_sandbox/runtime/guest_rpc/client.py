@@ -1,6 +1,7 @@
-"""The guest's end of a conversation: send a question, wait for the answer. One at a time for all threads and processes of the guest.
+"""The guest's end of a conversation: send a question, wait for the answer.
 
-The supervisor trusts nothing of it. Its order only keeps an honest program from reading an answer to its other thread.
+All threads and processes of the guest together ask one question at a time. So a thread of an honest program does not read an answer to
+another thread. The supervisor does not rely on this order.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from contextlib import contextmanager
 from agent_sandbox.kernel.wire import HELLO, TALK
 
 _CHUNK = 1 << 18
-_LARGEST_ANSWER = 1 << 25  # a larger length means that another reader took a part of the stream
+_LARGEST_ANSWER = 1 << 25  # a larger length means that another reader has read a part of the stream
 
 
 class Speaker:
@@ -41,7 +42,7 @@ class Speaker:
         self._unread.clear()
 
     def ask(self, question: bytes) -> bytes:
-        """Return the host's answer. Raises ConnectionError if there will be none, RuntimeError in a handler that interrupted a question."""
+        """Return the host's answer. Raises ConnectionError if no answer can come, RuntimeError if this thread waits for one already."""
         if self._asking == _thread.get_ident():
             raise RuntimeError("this thread is waiting for an answer of the host already")
         with self._lock, self._alone():

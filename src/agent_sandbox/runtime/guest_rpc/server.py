@@ -26,7 +26,7 @@ class Conversation:
     """The server of one conversation, over the supervisor's end of a socket."""
 
     def __init__(self, line: socket.socket, talk: Talk, before: Callable[[], None]) -> None:
-        """Serve `talk` on `line`. `before` is called before each answer, which may take long."""
+        """Serve `talk` on `line`. `before` is called before each question is answered, because the answer may take long."""
         line.setblocking(False)
         self.broken = ""  # why the conversation was ended
         self.hung_up = False  # whether the guest has closed its end
@@ -42,11 +42,11 @@ class Conversation:
         self._unread = bytearray()
         self._unsent = memoryview(b"")
         self._asked: int | None = None  # number of the question that the next turn answers
-        self._turn: bytes | None = None  # a turn given before the guest asked
+        self._turn: bytes | None = None  # a turn that waits for the guest's request
 
     @property
     def lost(self) -> str:
-        """The reason to end the run: a malformed question, or a socket closed for too long during turns; empty if there is none."""
+        """The reason to end the run: a malformed question, or a socket closed for too long during turns; empty if the run may go on."""
         if self.hung_up and self._turns and time.monotonic() - self._hung_up_at > HANGING_UP_SECONDS:
             return "it closed its line to its host"
         return self.broken
@@ -58,7 +58,7 @@ class Conversation:
         self._listen()
 
     def give(self, turn: bytes) -> None:
-        """Give the guest its next turn: the answer to its request, if it has sent one, else to the first one it sends."""
+        """Give the guest its next turn, as the answer to its request for a turn. If no request waits, the next request gets this answer."""
         self.said = None
         if self._asked is None:
             self._turn = turn

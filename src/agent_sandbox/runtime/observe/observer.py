@@ -4,9 +4,9 @@ It serves learning, simulation and a verbose log; it is never a wall. It reads t
 the guest may change them afterwards. So a program can hide from it, but gains nothing: the view, the seccomp filter and the empty network
 hold anyway.
 
-A guest waits while its call is decoded, so nothing queues up here: a flood of calls slows only itself. The number of kept observations is
-bounded; further calls continue undecoded, and a note says so. When the supervisor dies, the calls fail, and init ends the run as always.
-When decoding fails, the call continues, and the failure is counted. The same thread answers the DNS queries of `fake_dns`.
+A guest waits while its call is decoded, so nothing queues up here: a flood of calls slows only the guest. The number of observations is
+limited; further calls continue undecoded, and a note says so. When the supervisor dies, the calls fail, and init ends the run as always.
+When decoding fails, the call continues, and the failure is counted. The same thread answers the guest's DNS queries with `fake_dns`.
 
 The guest can notice differences. A call takes some hundred microseconds longer, and milliseconds while the application keeps Python busy. A
 signal before the notification is received interrupts the call; a program without SA_RESTART gets EINTR, and nothing was done then. The
@@ -31,15 +31,15 @@ from agent_sandbox.runtime.observe import FAILED, RESOLVE, TOO_MANY, SeenAttempt
 from agent_sandbox.runtime.observe.decoder import Found, SyscallDecoder
 from agent_sandbox.runtime.observe.fake_dns import LARGEST_QUESTION, FakeDns
 
-MOST, MOST_CHARACTERS = 10_000, 4 << 20  # of kept observations: distinct ones, and characters of their names
+MOST, MOST_CHARACTERS = 10_000, 4 << 20  # limits on distinct observations, and on the characters of their names
 _QUESTIONS_AT_ONCE = 16
 
 
 def observe(payload: socket.socket, sockets: Sequence[int], search: Sequence[str]) -> Observer | None:
-    """Observe a guest from here on, and answer DNS queries on `sockets`, whose ownership passes here.
+    """Observe a guest from now on, and answer DNS queries on `sockets`. This function takes ownership of `sockets`.
 
-    Return None if the guest sends something else than its listener: an error message, which stays unread. Raises OSError if the host does
-    not permit observation.
+    Return None if the guest sends an error message instead of its listener; the message stays unread. Raises OSError if the host does not
+    permit observation.
     """
     try:
         if payload.recv(1, socket.MSG_PEEK) != LISTENING:

@@ -1,7 +1,7 @@
-"""The supervisor's handle of one guest: it waits for its program, gets it, is pumped, and ends.
+"""The supervisor's handle of one guest. The guest waits for its program, receives it, runs while we pump its streams, and ends.
 
-All messages to the guest's side are here: the request (paths and limits) to init, the program to the guest alone, orders to init, and its
-reports. So is what needs the supervisor's own power: init is moved into its cgroup and, as root, given its ids.
+All messages to and from the guest's side are here: the request (paths and limits) to init, the program to the guest alone, orders to init,
+and reports of init. So are two steps that only the supervisor may do: it moves init into a cgroup and, as root, writes init's id maps.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ if TYPE_CHECKING:
 
 
 SCRATCH = ("/tmp", "/run")  # writable in every view: private to the run
-DEVICES = ("/dev", "/dev/shm")  # the same, and at the top even where the program's root is not
-READY_SECONDS = 60.0  # a guard against a host that hangs, far above the few milliseconds it takes: heavy load must not fail runs
-TICK = 0.05  # seconds between looks at the processor time of a cgroup, and at the layers
-MOMENT = 0.005  # seconds that a turn may take before init is told to watch its time
-GRACE_SECONDS = 5.0  # how long after its own deadline init may take before we stop believing in it
+DEVICES = ("/dev", "/dev/shm")  # writable and private, too; always at the top of the view, even if the program's root is a subdirectory
+READY_SECONDS = 60.0  # a guard against a host that hangs. A guest is ready in milliseconds, but heavy load must not make runs fail
+TICK = 0.05  # seconds between two checks of a cgroup's processor time, and between two calls of `on_tick`
+MOMENT = 0.005  # seconds after which init is told to watch the time of a turn
+GRACE_SECONDS = 5.0  # seconds after the deadline within which init must end the run; after that we end it
 
 
 def request_for(launch: Launch, inner_root: str = "") -> dict[str, Any]:
-    """Return the request to init. With `inner_root`, one of our own programs runs the guest's code, with that directory as its root."""
+    """Return the request to init. With `inner_root`, a process of ours runs the guest's code, which sees this directory as its root."""
     limits = launch.limits
     native = not isinstance(launch.program, Hosted)
     return {
@@ -65,7 +65,7 @@ def request_for(launch: Launch, inner_root: str = "") -> dict[str, Any]:
         "system": launch.system,
         "python": not native,
         "readable": launch.writable,  # whether the written files will be read back
-        "farewell": bool(inner_root),  # our process lives to its end, and reports the end of the program in it
+        "farewell": bool(inner_root),  # our process outlives the program inside, and reports its end
         "observe": launch.observe,
         "scratch": None if launch.writable else [*(inner_root + path for path in SCRATCH), *DEVICES],
         "tmp": f"{inner_root}/tmp",
@@ -85,16 +85,19 @@ def counted(launch: Launch) -> dict[str, Any]:
 
 
 def watched(launch: Launch) -> tuple[str, int] | None:
-    """Return the layers that the keeper has to measure, and their limit: layers on disk have no size of their own."""
+    """Return the path of the layers that the keeper must measure, and their limit; None if there is nothing to measure.
+
+    Only layers in a directory on disk are measured. Other layers are in a filesystem whose size is the limit.
+    """
     if isinstance(launch.root.layers, mount_plan.OnDisk) and launch.limits.disk_bytes is not None:
         return launch.root.layers.path, launch.limits.disk_bytes
     return None
 
 
 class ProcessGuest:
-    """A guest, in two steps: `prepare` makes a confined guest that waits, `begin` gives it its program. Used once.
+    """A guest, made in two steps: `prepare` makes a confined guest that waits, and `begin` gives the guest its program. Used once.
 
-    `layers` is a descriptor of its upper layers, readable until `close`; None if nothing can be written.
+    `layers` is a descriptor of the guest's upper layers, readable until `close`; None if the guest cannot write.
     """
 
     def __init__(self, launch: Launch, keeper: Zygote, inner_root: str = "") -> None:
@@ -102,11 +105,11 @@ class ProcessGuest:
         self._inner_root = inner_root
         self.notes: tuple[str, ...] = ()
         self.layers: int | None = None
-        self._init = 0  # its pid; not another's before we are done with the run
+        self._init = 0  # the pid of init; no other process gets this pid before `Zygote.done`
         self._cgroup = cgroups.Cgroup()
         self.irrevocable = False  # whether a tool was called, which a second run must not repeat
         self.refused = ""  # why the program could not be started inside the view: not found, not executable, no such directory
-        self._refused: int | None = None  # and the exit code for that
+        self._refused: int | None = None  # the exit code of a program that could not be started
         self._messages: dict[str, dict[str, Any]] = {}
         self._terminal: int | None = None
         self._killed = ""
@@ -114,12 +117,12 @@ class ProcessGuest:
         self._talk: Conversation | None = None
         self._observer: Observer | None = None
         self._clocked = True  # whether init is watching the time
-        self._used_before: float | None = None  # seconds of processor time that its cgroup had used when it began
-        self._full: int | None = None  # where the keeper says that the layers have outgrown their limit
+        self._used_before: float | None = None  # seconds of processor time that the cgroup had used when the program began
+        self._full: int | None = None  # a pipe on which the keeper reports that the layers exceed their limit
         self._stdin: int | None = None
         self._outputs: dict[str, int] = {}
         self._began = time.monotonic()
-        self._waited = self._granted = 0.0  # seconds that it waited for its host since then, and how many of them init knows of
+        self._waited = self._granted = 0.0  # seconds since `_began` in which the guest waited for its host; and those that init knows of
         self._stopped: float | None = None
         self.when_closed: Callable[[], None] = _nothing
         self._keeper = keeper
@@ -144,7 +147,7 @@ class ProcessGuest:
             wire.close_all(theirs)
 
     def prepare(self) -> None:
-        """Make the guest, and return when every guarantee is in force. It then waits for its program, and ends if none comes."""
+        """Make the guest, and return when every guarantee is in force. The guest then waits for its program, and ends if none comes."""
         try:
             self._make_cgroup()
             if layers := watched(self.launch):
@@ -176,7 +179,7 @@ class ProcessGuest:
 
     @property
     def waiting(self) -> bool:
-        """Whether it lives and waits for its program or turn. The control socket is then readable only at its end."""
+        """Whether the guest lives and waits for its program or turn. Until a waiting guest ends, its control socket is not readable."""
         poller = select.poll()
         poller.register(self._control, select.POLLIN)
         return not poller.poll(0)
@@ -189,8 +192,8 @@ class ProcessGuest:
             self._observer.begin()
         wall = launch.limits.wall_seconds
         try:
-            # When the other side has gone it was ended meanwhile, by a limit or by us, and its exit says which. Any other failure leaves a
-            # guest that waits for its program, or runs without its clock.
+            # A ConnectionError means that the guest has ended, by a limit or by us; its exit says why. After any other error the guest may
+            # wait for its program, or run without a time limit, so the launch fails.
             with suppress(ConnectionError):
                 self._hand_over()
                 self._allow(wall)
@@ -201,7 +204,7 @@ class ProcessGuest:
         """Make init end the run at its deadline, even if we die. A very short turn does not involve init."""
         if not self._clocked:
             self._clocked, wall = True, self.launch.limits.wall_seconds
-            with suppress(OSError):  # it has ended, as we are about to hear
+            with suppress(OSError):  # init has ended, and its report follows
                 self._allow(None if wall is None else self._left(wall))
 
     def _deadline(self, wall: float) -> float:
@@ -231,7 +234,7 @@ class ProcessGuest:
                 self._allow(self._left(wall))
 
     def _allow(self, wall: float | None) -> None:
-        """Tell init that the run has so many seconds from now."""
+        """Tell init that the run may take `wall` seconds from now; without a limit if None."""
         self._control.sendall(ORDER.pack(GO, math.inf if wall is None else wall))
 
     def _await_readiness(self) -> None:
@@ -240,7 +243,7 @@ class ProcessGuest:
             self._cgroup.join(self._init)  # while it builds the view
         if self._init_is_there():
             self._control.recv(1)
-            if os.geteuid() == 0:  # only we may write the map; rootless init writes its own
+            if os.geteuid() == 0:  # only root may write this map; a rootless init writes its own map
                 whole = f"0 {ids.FIRST_ID} {ids.IDS}"
                 ids.write_maps(self._init, uid_map=whole, gid_map=whole, deny_setgroups=False)
             self._control.send(MAPPED)
@@ -254,7 +257,7 @@ class ProcessGuest:
         self._terminal = descriptors.pop() if descriptors else None
         self.notes = tuple(message["notes"])
         if self.launch.observe:
-            from agent_sandbox.runtime.observe.observer import observe  # and threads: few runs are observed
+            from agent_sandbox.runtime.observe.observer import observe  # loads `threading`, and few runs are observed
 
             self._observer = observe(self._payload, asked, message["search"])
         if (why := self._answer.refusal()) is not None:
@@ -266,7 +269,7 @@ class ProcessGuest:
         return self._control.recv(1, socket.MSG_PEEK) == HERE
 
     def _hand_over(self) -> None:
-        """Send the program. An empty reply means that it has started; another one is the reason why not."""
+        """Send the program, and begin the conversation if the launch has one."""
         program = self.launch.program
         message: dict[str, Any] = {"cwd": self.launch.cwd, "env": dict(self.launch.env)}
         match program:
@@ -300,7 +303,8 @@ class ProcessGuest:
     def wake_on(self, fd: int) -> None:
         """Make `wait` watch and drain a non-blocking descriptor, too: the far end of `signal.set_wakeup_fd`.
 
-        Python runs signal handlers between its own steps: one that comes just before a call that waits would be noticed only at its end.
+        Python runs signal handlers between its bytecodes. Without this descriptor, a signal just before a blocking call is handled only
+        after the call returns.
         """
         self._waker = fd
 
@@ -328,7 +332,7 @@ class ProcessGuest:
             return
 
     def wait(self) -> Completed:
-        """Pump until nothing of the guest lives, and return its end. Only our own clean-up may go on for a moment."""
+        """Pump until no process of the guest lives, and return the end of the run. Our own clean-up may take a moment longer."""
         limit = self.launch.limits.output_bytes
         poller = Poller()
         source: Source | None
@@ -349,7 +353,7 @@ class ProcessGuest:
         return self._with_observed(replace(_completed(self._exit(sinks), sinks), inputs=self._said.inputs))
 
     def _with_observed(self, completed: Completed) -> Completed:
-        """Return it with the attempts observed since the last time."""
+        """Return `completed` with the attempts that were observed since the last call."""
         if self._observer is None:
             return completed
         observed, said = self._observer.taken()
@@ -359,8 +363,8 @@ class ProcessGuest:
     def turn(self, work: bytes, launch: Launch, *, idle: float | None) -> tuple[Completed, bytes | None]:
         """Give the guest its next turn, with the limits and callbacks of `launch`, and pump until it asks for another.
 
-        Returns the output and the request for the next turn; if it ended instead, its end and None. Between turns nothing is read from it,
-        and it has `idle` seconds. One turn at a time.
+        Return the output and the request for the next turn. If the guest ended during the turn, return its end and None. Between turns we
+        read nothing from the guest, and it is ended after `idle` seconds. Call this for one turn at a time.
         """
         assert self._talk is not None
         self.launch, self._began = launch, time.monotonic()
@@ -369,7 +373,7 @@ class ProcessGuest:
         self._stdin = None
         sinks = {name: Sink(name, fd, launch.limits.output_bytes, launch) for name, fd in self._outputs.items()}
         self._talk.give(work)
-        if self._clocked:  # since it was launched, and not for this turn
+        if self._clocked:  # init still has the deadline of the launch, not of this turn
             self._clocked = False
             self._start_clock()
         said = self._pump(sinks, Poller())
@@ -386,11 +390,12 @@ class ProcessGuest:
         return self._with_observed(_completed(end, sinks)), said
 
     def _pump(self, sinks: dict[str, Sink], poller: Poller) -> bytes | None:
-        """Pump until nothing of the guest lives, or until it asks for its next turn; return that request."""
+        """Pump until no process of the guest lives, or until the guest asks for its next turn. Return that request, or None."""
         wall = self.launch.limits.wall_seconds
         late = False
         talk = self._talk
-        # Init watches what it can see; a cgroup also counts what lived too shortly to be seen. Where there is none its answer is 0.
+        # Init counts the processor time of processes that it sees. A cgroup also counts processes that lived too shortly to be seen.
+        # Without a cgroup, `cpu_seconds` returns 0.
         cpu = self.launch.limits.cpu_seconds
         if cpu is not None and self._used_before is None:
             self._used_before = self._cgroup.cpu_seconds()
@@ -401,7 +406,7 @@ class ProcessGuest:
             poller.add(sink.fd, sink.take)
         if self._waker is not None:
             poller.add(self._waker, self._woken)
-        if self.launch.watch_inputs:  # more than a socket holds by itself
+        if self.launch.watch_inputs:  # the report may be larger than the socket's buffer
             poller.add(self._payload.fileno(), self._answer.take)
         ticks = self.launch.on_tick
         if talk is not None:
@@ -436,7 +441,7 @@ class ProcessGuest:
         self._said = self._answer.said() if talk is None else parsed(talk.last_words())
         self.refused, self._refused = self._said.why, self._said.refused
         for sink in sinks.values():
-            sink.drain()  # every writer has ended: what is in the pipe is all there will be
+            sink.drain()  # every writer has ended, so the pipe holds all the remaining output
         self.irrevocable = talk is not None and talk.answered
         return None
 
@@ -453,7 +458,7 @@ class ProcessGuest:
         if "failed" in self._messages:
             raise LaunchFailed(f"the sandbox failed while it ran: {self._messages['failed']['why']}", hint="please report this")
         wall, said = time.monotonic() - self._began, self._messages.get("exit")
-        if said is not None and self._granted:  # init counts from when it was last told
+        if said is not None and self._granted:  # init measures the time since it last received a deadline
             said = {**said, "wall": wall - self._waited}
         end = _exit_of(
             said,
@@ -474,11 +479,11 @@ class ProcessGuest:
             return False
         try:
             return os.read(self._full, 1) == b"f"
-        except OSError:  # nothing was said
+        except OSError:  # the keeper has sent nothing
             return False
 
     def settle(self) -> None:
-        """Kill it if it runs, and wait until nothing of it writes any more. Its layers can still be read."""
+        """Kill the guest if it runs, and wait until none of its processes writes. Its layers can still be read."""
         if "exit" in self._messages or self._control.fileno() < 0:
             return
         self._end("killed")
@@ -495,7 +500,7 @@ class ProcessGuest:
         return self._exit({})
 
     def close(self) -> None:
-        """Kill it if it runs, wait until it is gone, and free what it holds. Idempotent."""
+        """Kill the guest if it runs, wait until it has ended, and free its resources. Idempotent."""
         if self._control.fileno() < 0:
             return
         self.settle()
@@ -529,8 +534,8 @@ def _exit_of(
 ) -> Exit:
     """Return how a run ended.
 
-    `ended` is init's report; None if init was killed. `full`: the layers were full. `cut`: output was cut. `killed`: why we ended the run,
-    or empty. `fuel`: its limit. `wall`: its duration as measured here."""
+    `ended` is init's report; None if init was killed. `full` says that the layers exceeded their limit, `cut` that output was dropped.
+    `killed` is why we ended the run, or empty. `fuel` is the limit on fuel. `wall` is the duration as measured here."""
     hit = [*(ended["hit"] if ended else ()), *(["disk"] if full else [])]
     hit += sorted(used.hit.difference(hit))
     if cut:
@@ -555,7 +560,8 @@ def _exit_of(
     if reason is ExitReason.OUT_OF_MEMORY and "memory" not in hit:
         hit.append("memory")
     usage = Usage(
-        # Init knows best when it ended the run; but one that ends by itself may do so before init has heard that it began.
+        # If init ended the run at its deadline, its measurement is the best. A run that ends by itself may end before init has received the
+        # start time, so our own measurement counts.
         wall_seconds=ended["wall"] if ended and reason is ExitReason.TIMED_OUT else wall,
         cpu_seconds=used.cpu_seconds or (ended["cpu"] if ended else 0.0),
         peak_memory_bytes=used.peak_memory_bytes or (ended["memory"] if ended else 0),

@@ -1,9 +1,9 @@
-"""A pool of guests made beforehand: confined, and waiting for their program. Each is used once; without one, a run is slower.
+"""A pool of guests made beforehand: confined, and waiting for their program. Each guest is used once. A run without such a guest is slower.
 
 A shelf holds guests for one kind of launch: the same view, limits, permissions and preloaded modules. What differs between runs of a kind
-(program, environment, input, working directory, wall time, conversation) reaches a guest only when it is used. A thread refills the shelves
-that are in use, keeps more where runs came too fast for one, and clears away what nobody has asked for lately; with nothing left to tend it
-ends.
+(program, environment, input, working directory, wall time, conversation) reaches a guest only when the guest is used. A thread refills the
+shelves that are in use. It keeps more guests on a shelf that runs found empty, and clears a shelf that no run has used lately. When no
+shelf is left, the thread ends.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from agent_sandbox.policy.model import Guarantee
 from agent_sandbox.runtime.base import DEVNULL, Argv, Hosted, Launch, PythonCode
 from agent_sandbox.runtime.process.guest_handle import ProcessGuest, request_for
 
-IDLE_SECONDS = 30.0  # after which a shelf nobody has used is cleared
-CALM_SECONDS = 2.0  # after which a shelf that was never empty needs one guest less
-HECTIC_SECONDS = 0.2  # for so long after a run found nothing, the next guest is made at once, beside the runs
-LOOK_SECONDS = 1.0  # between looks at waiting guests: one may have been killed from outside
-POLITE_SECONDS = 0.003  # after a run: its caller comes before the next guest
+IDLE_SECONDS = 30.0  # a shelf that no run has used for this time is cleared
+CALM_SECONDS = 2.0  # a shelf that was not empty for this time wants one guest fewer
+HECTIC_SECONDS = 0.2  # for this time after a run found an empty shelf, the next guest is made at once, beside the runs
+LOOK_SECONDS = 1.0  # between two checks of waiting guests: something outside may have killed one
+POLITE_SECONDS = 0.003  # pause after a run before the next guest is made, so that the caller goes on first
 
 
 @dataclass
@@ -36,8 +36,8 @@ class _Shelf:
     wanted: int = 0
     guests: deque[ProcessGuest] = field(default_factory=deque)
     used: float = 0.0
-    empty_at: float = 0.0  # when a run last found nothing here
-    eased_at: float = 0.0  # when one guest fewer was thought enough
+    empty_at: float = 0.0  # when a run last found this shelf empty
+    eased_at: float = 0.0  # when `wanted` was last reduced
 
 
 class Pool:
@@ -53,7 +53,7 @@ class Pool:
         self._closed = False
 
     def take(self, launch: Launch) -> ProcessGuest | None:
-        """Return a waiting guest for this launch, or None. Either way another is made for the next launch like it."""
+        """Return a waiting guest for this launch, or None. If the launch has a kind, a new guest is made for the next such launch."""
         key = kind_of(launch)
         if key is None:
             return None
@@ -71,7 +71,7 @@ class Pool:
                 shelf.empty_at = shelf.used
                 shelf.wanted = min(shelf.wanted + 1, self._most)
             calm = guest is not None and shelf.used - shelf.empty_at > HECTIC_SECONDS
-            if not calm:  # runs come faster than one at a time: make the next meanwhile, on another core
+            if not calm:  # runs come fast: make the next guest during this run, on another core
                 self._tend()
         for gone in dead:
             gone.close()
@@ -99,7 +99,7 @@ class Pool:
             thread.join()
 
     def _tend(self, *, after: float = 0.0) -> None:
-        """Wake the thread, after so many seconds. The caller holds the lock."""
+        """Wake the thread, which waits `after` seconds before it works. The caller holds the lock."""
         self._pause = after
         if self._thread is None and not self._closed:
             self._thread = threading.Thread(target=self._keep_tending, name="agent-sandbox-pool", daemon=True)
@@ -157,7 +157,7 @@ class Pool:
             guest = self._make(shelf.launch)
         except (SandboxError, OSError):
             with self._changed:
-                shelf.wanted = 0  # the next run of this kind makes its own, and says what is wrong
+                shelf.wanted = 0  # the next run of this kind makes its own guest, and reports the error
             return
         with self._changed:
             if shelf.wanted and not self._closed:
@@ -169,15 +169,15 @@ class Pool:
 def kind_of(launch: Launch) -> tuple[bytes, bytes] | None:
     """Return the kind of a launch, as a key; None if its guest cannot be made beforehand.
 
-    That is so with a terminal, whose size belongs to the run; with stored layers, which are locked by one run at a time; with copies, which
-    are made of the files at the start of the run; and with an observer, which must be attached from the beginning.
+    These launches have no kind: with a terminal, whose size belongs to the run; with stored layers, which one run at a time locks; with
+    copies of files, which are made at the start of the run; and with an observer, which must be attached from the beginning.
     """
     if launch.terminal is not None or launch.observe or not isinstance(launch.root.layers, ThrowAway):
         return None
     if any(type(step) is Copies for step in launch.root.steps):
         return None
     request = request_for(launch)
-    plan: bytes = request.pop("plan")  # always the same object for the same plan: it is hashed once
+    plan: bytes = request.pop("plan")  # equal plans give the same object, so it is hashed once
     hard = Guarantee.MEMORY_HARD in launch.requires
     return plan, marshal.dumps((request, hard, launch.preload, launch.stdin == DEVNULL))
 

@@ -1,6 +1,6 @@
 """Probe the `process` runtime: a real launch shows what it enforces on this host.
 
-The guest itself looks around and says what it sees; being told that a protection was switched on is not enough.
+The guest itself looks around and reports what it sees. That a call to switch on a protection succeeded is no proof.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ print("processes-invisible", len([name for name in os.listdir("/proc") if name.i
 print("syscalls-filtered", any(line.split() == ["Seccomp:", "2"] for line in open("/proc/self/status")))
 print("not-host-root", int(open("/proc/self/uid_map").read().split()[1]) != 0)
 """
-# In a view where nothing may be executed.
+# This part runs in a view where nothing may be executed.
 _LOOK_FOR_CODE = """
 places = ("/tmp", "/run", "/dev/shm", "/usr", "/proc", "/")
 sealed = refused(lambda: open("/proc/self/mem", "r+b")) and refused(lambda: os.memfd_create("probe"))
@@ -56,7 +56,7 @@ print("programs-confined", sealed and all(os.statvfs(place).f_flag & os.ST_NOEXE
 
 
 def probe(runtime: ProcessRuntime) -> Support:
-    """Launch, look, and report. Never raises."""
+    """Launch a guest that looks around, and return what it found. Never raises."""
     try:
         gated = landlock.abi() >= landlock.FIRST_USABLE
         look = trial(_LOOK_AROUND + _LOOK_FOR_CODE) if gated else trial(_LOOK_AROUND)
@@ -95,7 +95,7 @@ def trial(code: str) -> Launch:
 
 
 def _support(name: str, seen: dict[str, str]) -> Support:
-    # Watched and sized by our own init and by the size of the layers: given wherever a guest runs at all.
+    # Our init watches memory and processor time, and the layers have a size. So every guest that runs has these guarantees.
     given = {Guarantee.MEMORY_WATCHED, Guarantee.CPU_LIMITED, Guarantee.DISK_LIMITED}
     missing: dict[str, str] = {}
     for guarantee in Guarantee:

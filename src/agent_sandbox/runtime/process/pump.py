@@ -1,7 +1,7 @@
-"""Streams between the supervisor and a guest: output cut at its limit, input fed as fast as it is read, and the guest's own report.
+"""Streams between the supervisor and a guest: its output up to the limit, its input as fast as the guest reads, and the guest's own report.
 
-Nothing here grows with what a guest writes: beyond the limit bytes are read and dropped, so that a program that prints too much may still
-finish its work; one that never stops is ended after a multiple of the limit.
+No buffer here grows with what a guest writes. Bytes beyond the limit are read and dropped, so that a program that prints too much can still
+finish its work. A run that never stops printing is ended.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing import Literal
 
 CHUNK = 65536
-PATIENCE_BYTES = 64 << 20  # dropped output after which a run is ended
+PATIENCE_BYTES = 64 << 20  # a run that prints more than this and 16 times its limit is ended
 
 
 def make_pipes(stdin: bytes | int, ours: dict[str, int], theirs: list[int]) -> None:
@@ -38,9 +38,9 @@ def make_pipes(stdin: bytes | int, ours: dict[str, int], theirs: list[int]) -> N
         theirs.append(writing)
     if os.geteuid() == 0:
         for fd in theirs:
-            # A guest that opens /dev/stdin or /dev/stderr opens its pipe anew, and only the owner may: its own root, not the machine's.
+            # A guest that opens /dev/stdin or /dev/stderr opens its pipe anew. Only the owner may do so: here the guest's root.
             if stat.S_ISFIFO(os.fstat(fd).st_mode):
-                with suppress(OSError):  # where these ids do not exist the launch fails anyway, and says so better
+                with suppress(OSError):  # if these ids do not exist, the launch fails later with a better message
                     os.fchown(fd, ids.FIRST_ID, ids.FIRST_ID)
 
 
@@ -95,13 +95,13 @@ class Sink:
 
     def take_what_is_there(self) -> None:
         """Read what was written until now, even if writers go on."""
-        import fcntl  # only sessions need them
+        import fcntl  # only sessions need these modules
         import termios
 
         left = int.from_bytes(fcntl.ioctl(self.fd, termios.FIONREAD, bytes(4)), sys.byteorder)
         while left > 0:
             before = self._taken
-            if not self.take() or self._taken == before:  # a guest may have opened its own pipe, and read it
+            if not self.take() or self._taken == before:  # the guest may have opened its own pipe and read these bytes
                 return
             left -= self._taken - before
 
@@ -117,7 +117,7 @@ class Sink:
 class Poller:
     """Calls a function when its descriptor is ready, and drops those that return False.
 
-    Not epoll: the kernel bounds the watches of a user, those of rootless guests among them, and a guest could leave us none.
+    It does not use epoll: the kernel limits the epoll watches of each user. A rootless guest is the same user, and could use them all up.
     """
 
     def __init__(self) -> None:
@@ -221,9 +221,9 @@ class Reply:
         self._kept = b""
 
     def refusal(self) -> str | None:
-        """Wait for the first byte; return None if the guest is ready, else its reason. Raises TimeoutError.
+        """Wait for the first byte. Return None if the guest is ready, else the reason why it is not. Raises TimeoutError.
 
-        No byte beyond that one is taken from a guest that is ready: it may already have sent a refusal of the program behind it.
+        From a ready guest only this byte is read: the next bytes may already be the reason why the program could not start.
         """
         first = self._socket.recv(1)
         if first == READY:

@@ -1,7 +1,7 @@
 """The `process` runtime: a native program or Python code on a copy-on-write view of this machine, as root and rootless.
 
-Guests come from a zygote, from the pool of waiting ones, or from a fork of the caller if that has one thread. `guest_handle` is the
-supervisor's side of one guest; `kernel.guest_setup` confines it.
+A guest comes from a zygote, from the pool of waiting guests, or from a fork of the caller if the caller has one thread. `guest_handle` is
+the supervisor's side of one guest; `kernel.guest_setup` confines the guest.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ class ProcessRuntime:
         traits: Traits = TRAITS,
         inner_root: str = "",
     ) -> None:
-        """With `single_threaded` the caller promises that its process has one thread: native programs are then forked from it directly.
+        """With `single_threaded` the caller promises that its process has one thread. Native programs then start from a fork of the caller.
 
-        `forked` is a fork of the caller that was made beforehand; it is used for these, and closed with the rest.
-        `warm` is how many guests may wait ready at once, for what was launched lately. Each is used once.
-        `start` starts a zygote that has these modules. `traits` are those of a runtime that is built on this one, and `inner_root` is the
-        directory of the view that its programs have as their root: they then run inside a process of ours.
+        `forked` is such a fork that exists already. It is used for native programs, and `close` closes it with the zygotes.
+        `warm` is how many guests may wait ready at once, for the kinds of launches that were used lately. Each guest is used once.
+        `start` starts a zygote that has these modules. A runtime that is built on this one passes its own `traits`, and `inner_root`, the
+        directory of the view that is the root of its programs. These programs run inside a process of ours.
         """
         self.traits = traits
         self._single_threaded = single_threaded
@@ -76,7 +76,7 @@ class ProcessRuntime:
             os.register_at_fork(after_in_child=lambda: (method := start_afresh()) and method())
 
     def _start_afresh(self) -> None:
-        """Start without zygotes and waiting guests, also in a fork of the application: they belong to the parent, and so may the lock."""
+        """Start without zygotes and waiting guests. In a fork of the application these belong to the parent, and so may the lock."""
         self._zygotes: dict[tuple[str, ...] | None, Zygote] = {}
         self._lock = _thread.allocate_lock()
         self._pool = self._new_pool()
@@ -89,7 +89,7 @@ class ProcessRuntime:
         return Pool(self._make, most=self._warm)
 
     def probe(self) -> Support:
-        """Return the guarantees that a launch enforces on this host, as shown by a real one."""
+        """Return the guarantees that a launch enforces on this host, as shown by a real launch."""
         from agent_sandbox.runtime.process.probe import probe
 
         return probe(self)
@@ -149,7 +149,7 @@ class ProcessRuntime:
         except LaunchFailed:
             if zygote.alive or not zygote.came_up:
                 raise
-            return self._prepared(launch, self._zygote(launch))  # it was killed from outside; nothing has run yet, so another one may try
+            return self._prepared(launch, self._zygote(launch))  # something killed the zygote; nothing has run yet, so try another
 
     def _prepared(self, launch: Launch, zygote: Zygote) -> ProcessGuest:
         guest = ProcessGuest(launch, zygote, self._inner_root)
@@ -163,19 +163,19 @@ class ProcessRuntime:
     def close(self, *, leaving: bool = False) -> None:
         """End the waiting guests and the zygotes. Running guests go on, and their zygotes with them.
 
-        `leaving` says that this process ends now: what clears away after a run may then outlive it by some milliseconds.
+        `leaving` says that this process ends now. The process that cleans up after a run may then outlive this one by some milliseconds.
         """
         with self._lock:
             pool, self._pool = self._pool, self._new_pool()
         if pool is not None:
-            pool.close()  # first: its thread may be about to make a guest, and would start another zygote for it
+            pool.close()  # first: the pool's thread may be making a guest, and would start another zygote
         with self._lock:
             zygotes, self._zygotes = list(self._zygotes.values()), {}
         for zygote in zygotes:
             zygote.close(leaving=leaving)
 
     def _zygote(self, launch: Launch) -> Zygote:
-        """Return the zygote with the launch's modules; for a native program a fork of the caller, if that has one thread."""
+        """Return the zygote with the launch's modules. For a native program, return a fork of the caller if the caller has one thread."""
         key = None if self._single_threaded and not isinstance(launch.program, PythonCode) else launch.preload
         with self._lock:
             zygote = self._zygotes.get(key)

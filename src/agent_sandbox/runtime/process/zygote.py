@@ -1,7 +1,7 @@
 """The supervisor's side of a zygote: a warm interpreter that forks every run, is its keeper, and cleans up after it.
 
-Usually it is our own interpreter, executed afresh (see `zygote_program`). A caller with one thread may fork itself instead, for programs
-that are executed anyway: it costs a twentieth of the time. Forked early, while the caller has loaded little, it gets ready beside it.
+Usually a zygote is a new process of our interpreter (see `zygote_program`). For native programs, a caller with one thread may fork itself
+instead: that takes a twentieth of the time. If the caller forks early, before it has loaded much, the fork gets ready beside the caller.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from agent_sandbox.kernel.wire import DONE, START, WATCH
 if TYPE_CHECKING:
     from agent_sandbox.kernel.cgroups import Hierarchy
 
-# Numeric libraries start a thread per core on import; a fork has only one thread, and the next product of two matrices would wait for ever.
+# Numeric libraries start a thread per core on import. A fork has only one thread, so a product of two matrices would wait there for ever.
 _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
 _ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/", **_ONE_THREAD}
 _PROGRAM = "agent_sandbox.runtime.process.zygote_program"
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from {} import main; main()"
 _PACKAGE_ROOT = os.path.abspath(__file__).removesuffix("/agent_sandbox/runtime/process/zygote.py")
-_FIRST_PID_NAMESPACE = 0xEFFFFFFC  # its inode, the same on every machine (PROC_PID_INIT_INO)
+_FIRST_PID_NAMESPACE = 0xEFFFFFFC  # the inode of this namespace, the same on every machine (PROC_PID_INIT_INO)
 _START_SECONDS = 60.0  # importing pandas from a cold disk takes a while
 
 
 @dataclass(frozen=True)
 class GuestLine:
-    """The sockets to one run: `control` to its init, `payload` to its guest. `number` is the zygote's number of it."""
+    """The sockets to one run: `control` to its init, `payload` to its guest. `number` is the run's number in the zygote."""
 
     number: int
     control: socket.socket
@@ -67,13 +67,13 @@ class Zygote:
         self._lock = _thread.allocate_lock()
         self._numbers = itertools.count(1)
         self._open: set[int] = set()
-        self._failure: SandboxError | None = None  # why it never came up, for everybody who waits for it
+        self._failure: SandboxError | None = None  # why the zygote never came up, for all threads that wait for it
         self.came_up = self._closing = False
 
     @cached_property
     def hierarchies(self) -> tuple[Hierarchy, ...]:
         """The cgroup hierarchies in which its runs can be placed."""
-        from agent_sandbox.kernel import cgroups  # not before there is a run to make: a zygote is forked early
+        from agent_sandbox.kernel import cgroups  # not before the first run: a zygote is forked early
 
         return cgroups.here()
 
@@ -148,7 +148,7 @@ class Zygote:
     def done(self, number: int) -> bool:
         """Release a run and its cgroup: the keeper may reap its init and clean up.
 
-        False when the zygote has gone, and its runs with it: then clearing away is the caller's.
+        Return False if the zygote has ended. Then its runs have ended, too, and the caller must clean up.
         """
         with self._lock:
             self._open.discard(number)
@@ -167,7 +167,7 @@ class Zygote:
         return self._process >= 0 and not self._ends_within(0)
 
     def close(self, *, leaving: bool = False) -> None:
-        """Let the zygote end after the last of its runs. With `leaving`, this process ends now, and does not wait."""
+        """Let the zygote end after the last of its runs. With `leaving`, this process ends now, and does not wait for the zygote."""
         with self._lock:
             self._closing = True
             if not self._open or not self.alive:
@@ -193,13 +193,13 @@ class Zygote:
 
 
 def _send(link: socket.socket, order: bytes, descriptors: Sequence[int]) -> None:
-    """Send descriptors to the zygote. Retries while this user has too many in flight."""
+    """Send descriptors to the zygote. If this user has too many descriptors in flight, try once more with a higher limit."""
     try:
         socket.send_fds(link, [order], list(descriptors))
     except OSError as error:
         if error.errno != errno.ETOOMANYREFS:
             raise
-        # The kernel compares with the sender's limit (see `rlimits.make_room_for_descriptors`), so ours is wider for this one call.
+        # The kernel compares the number with the sender's limit (see `rlimits.make_room_for_descriptors`), so we raise ours for this call.
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         try:
@@ -222,12 +222,12 @@ def packages() -> str:
 
 
 def _execute(link: int, supervisor: int, words: Sequence[str], program: str) -> int:
-    """Execute our interpreter on our module, with a complete environment; nothing of it comes from a guest."""
+    """Execute our interpreter on our module, with an environment of our own. No part of the environment comes from a guest."""
     image, surroundings = _sealed_image(os.path.realpath(sys.executable))
     argv = argv_for(program, str(link), str(supervisor), packages(), *words)
     kept = [
         (os.POSIX_SPAWN_DUP2, fd, fd) for fd in (link, supervisor, *([] if image is None else [image]))
-    ]  # onto itself: so that it is not closed on the way
+    ]  # each onto itself, so that exec does not close it
     nothing = [(os.POSIX_SPAWN_OPEN, fd, "/dev/null", os.O_RDWR, 0) for fd in range(3)]
     executed = sys.executable if image is None else f"/proc/self/fd/{image}"
     try:
@@ -241,19 +241,19 @@ def _execute(link: int, supervisor: int, words: Sequence[str], program: str) -> 
 def _fork(link: socket.socket, supervisor: int) -> int:
     """Fork the caller as keeper. The fork has nothing of the caller but its memory.
 
-    No descriptor stays: a copy of the far end of a guest's input would keep that input from ending, one of a lock would hold the lock, one
-    of the caller's output would keep its reader waiting for us.
+    The fork keeps no descriptor of the caller. With a copy of the writing end, a guest's input would not end; with a copy of a lock file,
+    the lock would stay held; with a copy of the caller's output, its reader would wait for the fork.
     """
     child = os.fork()
     if child:
         return child
     try:
-        os.setsid()  # a terminal's Ctrl-C is the supervisor's to forward
+        os.setsid()  # the supervisor forwards the terminal's Ctrl-C
         nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         for standard in (0, 1, 2):
             os.dup2(nothing, standard)
         wire.close_others((link.fileno(), supervisor))
-        from agent_sandbox.kernel import keeper, seccomp  # here, where the supervisor does not wait for it
+        from agent_sandbox.kernel import keeper, seccomp  # here, because the supervisor does not wait for the fork
         from agent_sandbox.runtime.guest import entry
 
         seccomp.compile_filter(processes=True, execute=True, system=False)
@@ -268,10 +268,10 @@ def _orphans_are_reaped() -> bool:
 
 
 def _sealed_image(interpreter: str) -> tuple[int | None, dict[str, str]]:
-    """Return a sealed copy of an interpreter that this user could change, and the variables that it needs.
+    """Return a sealed copy of an interpreter that this user owns, and the variables that the copy needs; None if no copy is needed.
 
-    A forked guest reaches the very file that the zygote was executed from, as /proc/self/exe and past its view. With our uid it could
-    change the mode of that file, and on some kernels its content, if it were ours. Root's guests have other ids, and most files are root's.
+    A forked guest reaches the file that the zygote was executed from, as /proc/self/exe, although its view does not show the file. If our
+    uid owns the file, the guest can change its mode and, on some kernels, its content. Guests of root have other ids than root.
     """
     if os.geteuid() == 0 or os.stat(interpreter).st_uid != os.geteuid():
         return None, {}

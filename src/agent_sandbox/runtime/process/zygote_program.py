@@ -28,7 +28,7 @@ def begin() -> tuple[socket.socket, int, list[str]]:
     for fd in (link.fileno(), supervisor):
         os.set_inheritable(fd, False)
     os.chdir("/")
-    with open("/proc/self/comm", "w") as comm:  # executed from a descriptor, we would be called by its number
+    with open("/proc/self/comm", "w") as comm:  # if we were executed from a descriptor, our name is its number
         comm.write(os.path.basename(sys.executable))
     return link, supervisor, words
 
@@ -46,5 +46,5 @@ def main() -> None:
         seccomp.compile_filter(processes=processes, execute=processes, system=False)
     gc.collect()
     gc.freeze()  # a collection in a guest would touch, and so copy, every object of the zygote
-    gc.disable()  # here and in every init, which make no cycles; a guest has it back before its program comes
+    gc.disable()  # in the zygote and in every init, which make no cycles; a guest turns it on before its program comes
     keeper.serve(link, supervisor, entry.run)

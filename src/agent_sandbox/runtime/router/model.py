@@ -32,11 +32,12 @@ class Feature(Enum):
 class Workload:
     """One thing to run: source in a language, by its canonical name, or a COMMAND, whose words do not matter here.
 
-    repeatable: whether a run that lacks something can start again as if nothing had happened. Not after it took input from a descriptor,
-        passed output on, or called a tool of the caller.
-    local: the modules in the code's own directory, where it looks first. They may shadow any other, and were not read. None if unknown.
+    repeatable: whether a run that lacks something can start again unnoticed. A run cannot if it has read input from a descriptor, passed
+        output on, or called a tool of the caller.
+    local: the modules in the code's own directory, which Python searches first. They may shadow any other module, and the router has not
+        read them. None if unknown.
     given: modules that every runtime provides for the code.
-    goes_on: later turns follow, which were not read either.
+    goes_on: whether later turns follow, which the router has not read either.
     """
 
     language: str

@@ -24,9 +24,9 @@ _COMPUTES = """
     sum prod cumsum cumprod dot matmul multiply power square add outer kron append concatenate stack vstack hstack repeat tile inner vdot
 """
 _COMPUTE = frozenset(_COMPUTES.split())
-_ROUNDS = 3  # of code in strings in code
-_LONG_LOOP = 20_000_000  # iterations; native code is several times faster, which then outweighs its slower start
-_MUCH_MEMORY = 1 << 28  # elements or bytes; a 32-bit address space is full soon after
+_ROUNDS = 3  # levels of code in strings in code that are read
+_LONG_LOOP = 20_000_000  # iterations; in a longer loop, faster native code outweighs its slower start
+_MUCH_MEMORY = 1 << 28  # elements or bytes; a little more fills a 32-bit address space
 _RUN_TEXT = frozenset({"builtins.exec", "builtins.eval", "builtins.compile"})
 _MAY_RUN_TEXT = frozenset({"timeit.timeit", "timeit.repeat", "timeit.Timer", "cProfile.run", "profile.run", "pdb.run"})
 _FILLED = frozenset(

@@ -1,7 +1,7 @@
 """Choose a runtime: the cheapest that gives every required guarantee and, as far as its text shows, can run the work.
 
-Total and deterministic; its time is bounded by the size of text that the readers accept. Where the text does not tell, the work goes to a
-lighter runtime only if it can start again on a heavier one; `lack_in` recognises a run that must.
+The choice is total and deterministic. Its time is bounded by the size of text that the readers accept. If the text does not show what the
+work needs, the work goes to a lighter runtime only if it can start again on a heavier one. `lack_in` recognises a run that must do so.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ _LATE_WARNING = "RuntimeWarning: "  # follows the error that ended an event loop
 class Fit:
     """The fitness of one runtime for the work.
 
-    `barred` is a reason that excludes it; `lacks` lists features missing for the work, as its text shows; `doubts` lists open questions.
+    `barred` is a reason that excludes the runtime. `lacks` lists what the text of the work needs and the runtime does not have, or why the
+    text could not be read. `doubts` lists what the work may need, but its text does not show.
     """
 
     host: Candidate
@@ -43,12 +44,12 @@ class Fit:
 
     @property
     def eligible(self) -> bool:
-        """Whether it may be used at all: it is available, gives the guarantees and takes the language."""
+        """Whether the runtime may be used at all: it is available, gives the guarantees and supports the language."""
         return not self.barred
 
     @property
     def runs(self) -> bool:
-        """Whether nothing speaks against it."""
+        """Whether there is no reason against the runtime."""
         return not (self.barred or self.lacks or self.doubts)
 
     @property

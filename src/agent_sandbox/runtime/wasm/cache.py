@@ -99,9 +99,9 @@ class Cache:
                 os.unlink(path)
 
     def used(self, entries: Iterable[CachedFile], now: float) -> None:
-        """Mark these entries as used now, and remove files unused for two weeks: those of other versions of the engine or of ours."""
+        """Mark these entries as used now. Remove files that were unused for two weeks, such as those of earlier versions."""
         for entry in entries:
-            with suppress(OSError):  # another user's file, shared by all
+            with suppress(OSError):  # the file of another user, which all users share
                 os.utime(entry.path, (now, now))
         for name in os.listdir(self.directory):
             if len(name.partition("-")[0]) == _KEY_LENGTH:
@@ -116,7 +116,7 @@ class Cache:
 
 
 def _remove_unused(path: str, record: str, now: float) -> None:
-    """Remove a file and its record if unused for `UNUSED_SECONDS`. Raises OSError if in use: a zygote has a shared lock on it."""
+    """Remove a file and its record if it was unused for `UNUSED_SECONDS`. Raises OSError if a zygote holds a shared lock on the file."""
     fd = open_regular(path)
     try:
         if os.fstat(fd).st_mtime < now - UNUSED_SECONDS:

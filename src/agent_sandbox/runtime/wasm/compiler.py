@@ -1,6 +1,6 @@
 """The compiler program: compile the interpreters and make images, in a process of its own.
 
-It takes a minute, two gigabytes and every core. One process at a time: a second one waits for the lock, finds everything made, and ends.
+It takes a minute, two gigabytes and every core. One process compiles at a time. A second one waits for the lock, finds all files, and ends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Make the files that are missing or not as they were made.
+    """Make the files that are missing or damaged.
 
     Arguments: the search path of packages, the fields of `Cache`, the wanted module, and the fields of `Package`. The counting module is
     made last, after the files that every run needs.
@@ -59,7 +59,7 @@ def try_lock(cache: Cache) -> int | None:
     except BlockingIOError:
         os.close(lock)
         return None
-    os.ftruncate(lock, 0)  # the id of an earlier holder must not pass for that of this one
+    os.ftruncate(lock, 0)  # remove the id of the earlier holder, so that it is not read as ours
     return lock
 
 

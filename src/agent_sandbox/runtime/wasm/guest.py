@@ -99,7 +99,7 @@ class Ending:
     """The end of a run without counted fuel."""
 
     def begin(self, fuel: int | None) -> None:
-        """Called when the program starts. A subclass starts counting here, with at most `fuel`; this one does nothing."""
+        """Do nothing. Called when the program starts; the subclass starts to count fuel here, up to `fuel`."""
 
     def leave(self, code: int) -> NoReturn:
         """Report usage and end the process with this exit code, or by signal `-code` if it is below 0."""
@@ -126,7 +126,7 @@ class Counted(Ending):
         self._instance.give_fuel(fuel)
 
     def leave(self, code: int) -> NoReturn:
-        """Report the inputs, then end as without counting."""
+        """Report the inputs, then report usage and end the process, as `Ending.leave` does."""
         if self._inputs is not None:
             with suppress(OSError):
                 self._socket.sendall(INPUTS + self._inputs.report())
@@ -144,8 +144,8 @@ class WasmGuest:
     ) -> None:
         """Receive two copies of each image: the first stays unchanged, the second is for the rehearsal.
 
-        `held` maps the names of compiled files to the descriptors that the engine has of them. Every fork replaces these by descriptors of
-        the files in its own view: the engine's are those of the real files.
+        `held` maps the names of compiled files to the descriptors that the engine has of them. These are descriptors of the real files, so
+        every fork replaces them by descriptors of the files in its own view.
         """
         self._python = python
         self._images = images
@@ -170,7 +170,7 @@ class WasmGuest:
             enter(VIEW + message["cwd"])
             write_script(f"{VIEW}{SCRIPTS}/{message['file']}", message["source"])
             inputs = Inputs() if message["watch"] else None
-            if message["seed"] is not None:  # not a rehearsed instance: not every guest has one, and its memory is needed
+            if message["seed"] is not None:  # deterministic: a new instance, because not every guest is rehearsed
                 instance, interpreter, rehearsed = None, None, False
             program: Inside
             run: Callable[[], int]
@@ -196,8 +196,8 @@ class WasmGuest:
     def _rehearse(self, instance: Instance) -> bool:
         """Do once the work that every program causes, inside and around it: a fork copies each page when it is first written to.
 
-        Return False if the engine trapped; the instance is then unusable. A failed rehearsal refuses no program: the fault shows again when
-        the program runs, and is reported in its result.
+        Return False if the engine trapped; then the instance is unusable. A failed rehearsal does not refuse the program. The fault shows
+        again when the program runs, and the result reports it.
         """
         instance.become(self._images["plain"][1])
         try:
@@ -239,7 +239,7 @@ class WasmGuest:
 
 
 def _asked(payload: socket.socket) -> bool:
-    """Return whether a program arrives at once. Then a rehearsal would only delay it; a guest of the pool has the time."""
+    """Return whether a program arrives at once. Then a rehearsal would delay the program. A guest of the pool has time for it."""
     poller = select.poll()
     poller.register(payload, select.POLLIN)
     return bool(poller.poll(_MOMENT_MS))

@@ -123,7 +123,7 @@ class WasmMachine:
         linker = wasmtime.Linker(engine)
         linker.define_wasi()
         linker.allow_shadowing = True
-        # The engine's own accepts no codes above 125. This process serves one program, and ends with it.
+        # The engine's own `proc_exit` accepts no codes above 125. This process serves one program, and ends with the program.
         linker.define_func(abi.MODULE, "proc_exit", _function("i", results=""), lambda code: self.leave(code & 0xFF))
         self.door = Door()
         linker.define_func("host", "call", _function("iiii"), self.door, access_caller=True)
@@ -135,7 +135,7 @@ class WasmMachine:
 
     @classmethod
     def load(cls, compiled: str, *, counting: bool = False, beside: WasmMachine | None = None) -> WasmMachine:
-        """Load a file that was compiled here. It is native code and executed unchecked: the caller must have checked it.
+        """Load a file that was compiled here. The engine executes its native code unchecked, so the caller must have checked the file.
 
         With `beside`, the engine of that machine is shared.
         """
@@ -154,7 +154,7 @@ class WasmMachine:
     ) -> _Kind:
         """Make an instance of `kind` that sees these directories, whatever its module exports.
 
-        One at a time: only the system calls of the newest instance are answered.
+        Use one instance at a time: only the system calls of the newest instance are answered.
         """
         store = wasmtime.Store(self._engine)
         if self.counting:

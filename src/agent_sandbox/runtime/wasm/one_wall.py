@@ -1,8 +1,8 @@
 """The `wasm-one-wall` runtime: the same interpreter inside WebAssembly, for hosts without Linux's confinement.
 
-Only the engine separates the program from the machine; nothing contains a hole in it. The program gets an empty directory of its own,
-read access to its library, and its streams. It gets no file of the machine: rules for files would need a view. A thread beside the program
-watches its limits. Nothing here or in `one_wall_program` needs Linux.
+Only the engine separates the program from the machine. If the engine has a hole, nothing else stops the program. The program gets an empty
+directory of its own, read access to its library, and its streams. It gets no file of the machine: rules for files would need a view. A
+thread beside the program watches its limits. Nothing here or in `one_wall_program` needs Linux.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 NOTE = "one wall only: between this program and the machine there was the WebAssembly engine, and no confinement of the kernel's behind it"
 NAME = "wasm-one-wall"
 PROGRAM = "agent_sandbox.runtime.wasm.one_wall_program"
-# The engine alone gives each of these: a program inside reaches only what WASI has a call for and we have opened for it.
+# The engine alone gives each of these guarantees: a program inside has only the calls of WASI, and only the files that we opened for it.
 _GUARANTEES = frozenset(
     {
         Guarantee.FILES_CONFINED,
@@ -53,13 +53,13 @@ _GUARANTEES = frozenset(
 _REASONS = {"wall": ExitReason.TIMED_OUT, "cpu": ExitReason.CPU_LIMIT, "disk": ExitReason.DISK_LIMIT, "abort": ExitReason.SIGNALLED}
 _PATIENCE_BYTES = 64 << 20  # a run that prints more than this and 16 times its limit is ended
 _CHUNK = 65536
-_STARTING_SECONDS = 60.0  # for the engine to load, at most
+_STARTING_SECONDS = 60.0  # the engine must have loaded after this time
 _TICK = 0.05  # seconds between calls of `on_tick`
-_ABORT = 6  # SIGABRT: a trap ends the program so in every runtime
+_ABORT = 6  # SIGABRT: in every runtime a trap ends the program like this signal
 
 
 class OneWallGuest:
-    """A run: the process around its program, and the directory that both use."""
+    """A run: the process that contains the engine and the program, and the directory of the run."""
 
     layers: int | None = None
     irrevocable = False
@@ -129,7 +129,7 @@ class OneWallGuest:
         taken, ended_by = dict.fromkeys(streams, 0), None
         open_streams = set(streams)
         wall = self.launch.limits.wall_seconds
-        deadline = None if wall is None else self._began + wall + _STARTING_SECONDS  # the run watches its own clock once it has begun
+        deadline = None if wall is None else self._began + wall + _STARTING_SECONDS  # a run that has begun watches its own time
         while open_streams:
             left = math.inf if deadline is None or ended_by is not None else max(0.0, deadline - time.monotonic())
             for tick in self.launch.on_tick:

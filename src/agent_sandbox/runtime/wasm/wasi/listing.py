@@ -89,7 +89,7 @@ def _parse(data: bytes, entries: list[DirectoryEntry]) -> int:
 
 @dataclass
 class UsedFile:
-    """A file or directory: its inode number and times. For files older than the run all times are its start."""
+    """A file or directory: its inode number and times. If the file is older than the run, all its times are the start of the run."""
 
     number: int
     accessed: int = START_NS
