@@ -83,7 +83,7 @@ class Host:
         )
 
     def unchosen(self) -> Host:
-        """Return the host with this user's default directories of state and keys. The chosen directories may belong to another user."""
+        """Return the host with this user's default state and key directories. Those chosen by a variable may be another user's."""
         state, data = _xdg("XDG_STATE_HOME", self.home, ".local/state"), _xdg("XDG_DATA_HOME", self.home, ".local/share")
         return Host(self.home, state, self.cache, os.path.join(data, "keys"), self.config, self.background)
 

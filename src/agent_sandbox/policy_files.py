@@ -52,7 +52,7 @@ class Bound:
 
 
 def layers_of(project: str | None, *, system: str | None = None, user: str | None = None) -> Layers:
-    """Read the policy files for a project; without one, the system's alone. Raises `PolicyError` for an invalid or unreadable file."""
+    """Read the policy files for a project. Without a project, only the system's. Raises `PolicyError` for an invalid or unreadable file."""
     top = _of(SYSTEM if system is None else system)
     if project is None:
         return Layers(top)

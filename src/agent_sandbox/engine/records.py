@@ -446,7 +446,7 @@ def _parse_inputs(report: bytes) -> dict[str, str]:
 
 
 def _change_digest(change: Change, contents: Contents) -> str:
-    """Return the digest of a change, without owner and time: users differ, and the disk has the real time."""
+    """Return the digest of a change. Owner and times are left out: another user may replay it, and file times come from the real clock."""
     after = change.after
     plain = [change.kind.value, change.renamed_from, change.link_of, *change.xattrs]
     if after is not None:

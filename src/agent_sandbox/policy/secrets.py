@@ -110,8 +110,8 @@ def default_masks(
 ) -> tuple[Mask, ...]:
     """Return everything hidden by default, sorted by path, each path once.
 
-    In the user's own homes, certain names are hidden. Another user's home is hidden as a whole, unless it contains, or lies in, one of our
-    own homes or a project other than `/`, or lies in a shared directory (`/opt`, `/srv`, `/var/www`): then the same names are hidden.
+    In the user's own homes, certain names are hidden. Another user's home is hidden as a whole. Only the same names are
+    hidden in it if it overlaps one of our homes or a project (except `/`), or lies in a shared directory (`/opt`, `/srv`, `/var/www`).
     `state_dirs` hold the product's own state: other runs, layers and the ledger. `keys_dirs` have the ledger's key.
     """
     own, used = list(map(normalise, homes)), list(map(normalise, projects))

@@ -99,7 +99,7 @@ class Genuine:
 
 @dataclass(frozen=True)
 class RefusedToken:
-    """The token allows nothing here, and the reason."""
+    """A token that allows nothing here, with the reason."""
 
     why: str
 

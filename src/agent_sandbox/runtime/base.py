@@ -362,7 +362,7 @@ class Runtime(Protocol):
 
     @property
     def identity(self) -> dict[str, str]:
-        """Return the versions that determine a deterministic run, together with its input.
+        """Return the versions that, with the input of a deterministic run, fully determine its outcome.
 
         Raises `RuntimeUnavailable` if this runtime has no deterministic runs.
         """

@@ -167,5 +167,5 @@ class Bare:
         return (*PYTHON, "-c", code)
 
     def recorded_as(self, attempt: Attempt) -> str:
-        """Return the text of a command. Nothing records an attempt without a sandbox."""
+        """Return the command's own text, because without a sandbox no attempt is recorded."""
         return attempt.call()

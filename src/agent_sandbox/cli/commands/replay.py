@@ -87,9 +87,9 @@ def replay(options: ReplayOptions) -> ReplayResult:
 
 
 def _surroundings(options: ReplayOptions, record: Record) -> tuple[Policy, Mapping[str, str]]:
-    """Return the policy and environment of the record: those of the command line, or those of `Sandbox()` in Python.
+    """Return the policy and environment whose file rules match the record: of the command line, or of `Sandbox()` in Python.
 
-    If the file rules of the record match neither, return those of the command line.
+    If neither matches, return those of the command line.
     """
     kinds = list(_kinds(options, _limits(options, record)))
     return next(((policy, env) for policy, env in kinds if rules_of(policy.files) == record.rules), kinds[0])

@@ -45,7 +45,7 @@ class Question:
         return sha256(self.encoded()).hexdigest()
 
     def group(self) -> str:
-        """The digest that questions share which differ only in their times. One answer may count for all of them in this run."""
+        """Questions that differ only in their times have the same digest. One answer may count for all of them in this run."""
         return sha256(_bytes([self.action, self.policy, self.sandbox, self.run, self.why, self.details, self.needs])).hexdigest()
 
 

@@ -250,7 +250,7 @@ DEFAULT: dict[str, tuple[Rule, ...]] = {
 
 
 def granted(policy: Policy) -> frozenset[CodeGrant]:
-    """Return the permissions of a policy, which code need not be warned about. Never the network: there is none."""
+    """Return the permissions that a policy grants: code that uses them needs no warning. Never the network: no code has it."""
     grants = {CodeGrant.FILES} if policy.files.read or policy.files.write else set()
     if policy.processes:
         grants |= {CodeGrant.PROCESSES, CodeGrant.SHELL} if policy.programs.shell else {CodeGrant.PROCESSES}

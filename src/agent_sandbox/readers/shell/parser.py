@@ -87,7 +87,7 @@ class _Parser:
         return text[start:]
 
     def closing(self) -> str:
-        """Return the unquoted word at this position, where a reserved one may stand, or an empty string. Does not consume it."""
+        """Peek at the next word. Return it if it is unquoted and a reserved word may stand here, else an empty string."""
         self.reader.skip_blanks()
         start = self.reader.at
         end = start

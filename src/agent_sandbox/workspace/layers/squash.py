@@ -168,7 +168,7 @@ class _Writer:
         return "/".join(level.name for level in self.levels[1:])
 
     def _is_real(self, entry: LayerEntry) -> bool:
-        """Return whether the machine has an equal directory, regardless of its contents."""
+        """Return whether the real directory at this path has the same metadata as the layer's. Contents are not compared."""
         path, _, name = self._path().rpartition("/")
         directory, status = self.reality.directory(path), self.reality.status(path, name)
         if directory is None or status is None or not stat.S_ISDIR(status.st_mode):

@@ -68,7 +68,7 @@ def stage(step: Step, slot: str, anchor: TargetTree, staging: int, contents: Con
 
 
 def _fill(step: Put, slot: str, anchor: TargetTree, staging: int, contents: Contents) -> dict[str, Fingerprint]:
-    """Make everything that a step puts. Return the entries by path relative to the path of the step; "" is the entry at that path."""
+    """Create all entries that a step will put in place. Return them by path relative to the step's path; "" is the step's own entry."""
     parent = anchor.directory(split(step.path)[0])
     above = os.fstat(parent)
     filler = _Filler(contents, above, _inherited(step))

@@ -201,7 +201,7 @@ def wget(fields: Sequence[Field]) -> list[Effect]:
 
 
 def interpreter(name: str, *code: str) -> Callable[[Sequence[Field]], list[Effect]]:
-    """Return the effects function of an interpreter: code given by the options `code`, from a module, a file or standard input."""
+    """Return the effects function of an interpreter. Its code comes from an option listed in `code`, a module, a file or standard input."""
 
     def effects(fields: Sequence[Field]) -> list[Effect]:
         words = [field.shown for field in fields]
