@@ -240,7 +240,7 @@ class Workspace:
         )
 
     def changes(self) -> ChangeSet:
-        """Return the changes that a promotion would make on the machine."""
+        """Return all changes in the sandbox: of the project, outside it, and in caches. `promote` chooses among them."""
         return self._stored.changes(self.policy)
 
     def diff(self, *, everything: bool = False) -> str:

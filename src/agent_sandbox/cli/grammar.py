@@ -178,7 +178,7 @@ record holds code from whoever made it: it runs in a throw-away sandbox, and its
   agent-sandbox diff --patch | git apply
   agent-sandbox diff "make format"
 
-First the project, as a unified diff; then a list of changes elsewhere. Caches are folded into one line. Invisible
+First the project, as a unified diff; then a list of changes elsewhere. Caches are one line; promote leaves them. Invisible
 characters are shown escaped, and removed lines are never left out.
 
 A command runs on a throw-away clone, and nothing of it is kept. Its output goes to standard error, the diff to standard

@@ -24,7 +24,7 @@ MOST_STEPS = st.lists(st.one_of(STEPS, TEXTS), max_size=8)
 
 
 def previews(sandbox: Sandbox, changes: ChangeSet) -> list[Preview]:
-    """What is shown: every change, and what goes with a directory one by one."""
+    """Return the previews of all changes, with one for each entry of a removed directory."""
     machine = MachineFiles(str(sandbox.place / "machine"))
     with sandbox.stack() as stack:
         each = [one for change in pair_renames(changes) for one in machine.one_by_one(change, EVERYTHING.inside)]

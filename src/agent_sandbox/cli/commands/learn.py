@@ -162,6 +162,7 @@ def _first_runs(works: list[Work], policy: Policy, runtimes: Runtimes, sandbox: 
         for note in outcome.notes:
             remark(note)
         _check_observed(work, outcome)
+        printed.finish()
         runs.append(_First(ObservedRun(work, outcome), printed.digest, code_of(outcome.exit, forward.received), bool(forward.received)))
     return runs, waits
 
@@ -207,6 +208,11 @@ class _Printed:
         self._streams[name].update(data)
         if self._output is not None:
             self._output.pass_on(name, data)
+
+    def finish(self) -> None:
+        """Print the rest of an incomplete character."""
+        if self._output is not None:
+            self._output.finish()
 
     @property
     def digest(self) -> str:

@@ -152,7 +152,7 @@ def _sections(material: Material, in_full: Callable[[Iterable[Change]], Iterator
         folded = "" if everything else ", promoted with --caches, shown with --all"
         title = f"Caches and scratch files: {counted(len(files.noise), 'change')}{folded}"
         yield from _heading(title, after=bool(files.project or files.elsewhere))
-        # What was there before is named: it is more than a by-product of the run.
+        # A cache file that existed before the run is named: it is more than a by-product of the run.
         yield from in_full(files.noise) if everything else map(listed, (each for each in files.noise if each.before is not None))
 
 
