@@ -1,8 +1,8 @@
-"""WHAT DOES IT ASK FOR?  Read programs and command lines as text. Pure: never runs, imports or looks up any of it.
+"""WHAT DOES IT ASK FOR?  Read programs and command lines as text. Pure: the text is never run or imported.
 
-The early check, the router and the program rules share these readers, so that all of them see through the same disguises.
+The early code check, the router and the program rules share these readers, so that all of them see through the same disguises.
 
-A reader reads no more than the limits below, so that no text takes long or exhausts the memory.
+A reader refuses text beyond the limits below, so that no text takes long or exhausts the memory.
 """
 
 from __future__ import annotations
@@ -22,5 +22,5 @@ def too_much(source: str) -> str:
 
 
 def shown(text: str, longest: int = 300) -> str:
-    """Return a quotation for a message: at most `longest` characters, and no control characters that a terminal would obey."""
+    """Return a text for a message: at most `longest` characters, with `?` in place of each control character."""
     return "".join(each if each.isprintable() else "?" for each in text[:longest])

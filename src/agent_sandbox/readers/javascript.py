@@ -1,6 +1,6 @@
-"""Read JavaScript source as tokens: comments, strings and regular expressions are told from code. Builds no syntax tree.
+"""Split JavaScript source into tokens, so that comments, strings and regular expressions are not taken for code. Builds no syntax tree.
 
-`read` gives a `JavaScriptSource`. Every rule consumes the text it inspects, so the time grows only with the length of the text.
+`read` returns a `JavaScriptSource`. The time is proportional to the length of the text.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _END: Token = ("end", "", 0)
 
 
 class JavaScriptSource:
-    """A program that was read: its tokens, followed by three that say `end`, and the names it declares.
+    """The tokens of a JavaScript program, followed by three `end` tokens, and the names that the program declares.
 
-    `unreadable` is why it could not be read, and empty if it was.
+    `unreadable` is the reason why the program could not be read; empty if it was read.
     """
 
     def __init__(self, tokens: list[Token], unreadable: str = "") -> None:
@@ -45,11 +45,14 @@ class JavaScriptSource:
         self.declared = {tokens[at + 1][1] for at in range(len(tokens) - 1) if tokens[at][1] in _DECLARES and tokens[at][0] == "word"}
 
     def word(self, at: int) -> str:
-        """Return the text of the token at a position; empty before the first."""
+        """Return the text of the token at a position; empty if the position is negative."""
         return self.tokens[at][1] if at >= 0 else ""
 
     def string(self, at: int) -> tuple[str | None, int]:
-        """Join the string parts at a position: return the string and where it ends; None if a part is not a string."""
+        """Return the string that begins at a position, and the position after it. String literals joined by `+` are one string.
+
+        The string is None if a part of it is not a string literal.
+        """
         joined = ""
         while self.tokens[at][0] == "text":
             part = self.tokens[at][1]
@@ -62,7 +65,7 @@ class JavaScriptSource:
         return None, at
 
     def is_definition(self, at: int) -> bool:
-        """Whether parameters and a body stand at a position: a method of an object or class is defined there."""
+        """Whether a parameter list and an opening brace stand at a position, as in the definition of a method."""
         level = 0
         for position in range(at, min(at + _LONGEST_PARAMETERS, len(self.tokens) - 1)):
             text = self.tokens[position][1]
@@ -73,7 +76,7 @@ class JavaScriptSource:
 
 
 def read(text: str, *, unescape: bool) -> JavaScriptSource:
-    """Read a program, with escapes in its names decoded if wanted. Never raises, whatever the text."""
+    """Read a program. `unescape` decodes escaped letters in names and strings first. Never raises, whatever the text."""
     if why := too_much(text):
         return JavaScriptSource([], why)
     try:
@@ -83,7 +86,7 @@ def read(text: str, *, unescape: bool) -> JavaScriptSource:
 
 
 def _unescaped(source: str) -> str:
-    """Decode escapes such as `\\u0065`, which JavaScript accepts in names as well as in strings."""
+    r"""Decode escaped letters such as `\u0065`, which JavaScript accepts in names as well as in strings."""
 
     def letter(match: re.Match[str]) -> str:
         character = chr(int(match[1] or match[2] or match[3], 16))
@@ -93,7 +96,7 @@ def _unescaped(source: str) -> str:
 
 
 def _tokens(source: str) -> Iterator[Token]:
-    """Yield words, strings, numbers and marks with their lines. Raises ValueError, with the reason, for text it cannot follow."""
+    """Yield words, strings, numbers and marks with their line numbers. Raises ValueError, with the reason, for text it cannot split."""
     at, line, before, misread = 0, 1, "", 0
     templates: list[int] = []  # per open template, the number of open braces in its current expression
     while at < len(source):

@@ -1,7 +1,7 @@
-"""Read Python source: its syntax nodes in the order of the text, and the meaning of each as far as the text shows.
+"""Read Python source: its syntax nodes in the order of the text, and the names that each expression may stand for.
 
-`read` gives a `PythonSource`. Its consumers go through the nodes and ask it about them; none of them walks a syntax tree. Pure: never runs
-or imports any of the text.
+`read` returns a `PythonSource`. Callers go through its nodes and ask it about them; they need not walk a syntax tree. Pure: the text is
+never run or imported.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _QUIET = ("ignore", None, Warning, _FILE, 0)
 
 
 class ImportChoice:
-    """A `try … except ImportError` that takes the first imports that exist: its alternatives, and the nodes that it replaces."""
+    """A `try … except ImportError` that imports the first module available: its alternatives, and the syntax nodes it stands for."""
 
     def __init__(self, node: ast.Try) -> None:
         self.lineno = node.lineno
@@ -64,9 +64,9 @@ class ImportChoice:
 
 
 class PythonSource:
-    """A program that was read: its nodes in the order of the text, by class, and the resolver of its names.
+    """The syntax nodes of a Python program, in the order of the text and also grouped by class, and the resolver of its names.
 
-    `unreadable` is why it could not be read, and empty if it was; `too_large` whether that is because of its size.
+    `unreadable` is the reason why the program could not be read; empty if it was read. `too_large` is whether that reason is its size.
     """
 
     def __init__(self, *, unreadable: str = "", too_large: bool = False) -> None:
@@ -80,7 +80,7 @@ class PythonSource:
         self._before_a_dot: set[int] = set()
 
     def add(self, text: str) -> str:
-        """Parse a text and add its nodes. Returns the reason if there is no syntax tree."""
+        """Parse a text and add its nodes. Returns the reason if the text cannot be parsed, otherwise an empty string."""
         tree = _parse(text)
         if isinstance(tree, str):
             return tree
@@ -109,11 +109,11 @@ class PythonSource:
         return ""
 
     def is_called(self, node: ast.expr) -> bool:
-        """Whether the expression is the function of a call."""
+        """Whether the expression is called, as `f` is in `f(x)`."""
         return id(node) in self._called
 
     def is_before_a_dot(self, node: ast.expr) -> bool:
-        """Whether the expression is the object of an attribute access."""
+        """Whether an attribute of the expression is accessed, as of `a` in `a.b`."""
         return id(node) in self._before_a_dot
 
     def definitions(self) -> dict[str, int]:
@@ -123,10 +123,10 @@ class PythonSource:
         return {node.name: node.lineno for node in defined if node.name not in deleted}
 
     def executed(self) -> Iterator[Any]:
-        """Yield the nodes in the order of the text, without branches that never run.
+        """Yield the nodes in the order of the text, except those in branches that never run.
 
-        A `try` that only chooses between imports is yielded as an `ImportChoice`, without these imports. A name is yielded only where it is
-        read and passed on: neither called, nor before a dot, nor just given another name.
+        A `try` that only chooses between imports is yielded as one `ImportChoice` in place of these imports. A `Name` node is yielded only
+        if its value is passed on: not if it is called, stands before a dot, or is only assigned to another name.
         """
         choices = self._choices()
         skipped = {id(node) for choice in choices.values() for each in choice.replaced for node in _below(each)}
@@ -145,7 +145,7 @@ class PythonSource:
                 yield choices.get(id(node), node)
 
     def _choices(self) -> dict[int, ImportChoice]:
-        """Return the choices between imports, by the id of their `try`. A choice inside another is part of it."""
+        """Return the choices between imports, by the id of their `try`. A `try` in the handler of a choice belongs to that choice."""
         choices: dict[int, ImportChoice] = {}
         inner: set[int] = set()
         for node in self.kinds[ast.Try]:
@@ -188,7 +188,7 @@ def _below(top: ast.AST) -> Iterator[ast.AST]:
 
 
 def _imported_by(body: Sequence[ast.stmt]) -> tuple[str, ...]:
-    """Return the modules that these statements import; empty if they do anything else."""
+    """Return the modules that these statements import; empty if one of them is anything but an absolute import."""
     names: list[str] = []
     for each in body:
         if isinstance(each, ast.Import):
@@ -224,7 +224,7 @@ def _parse(source: str) -> Any:
 
 
 def names_an_encoding(source: str) -> bool:
-    """Whether the first two lines declare an encoding other than UTF-8: the text then means something else than it shows."""
+    """Whether the first two lines declare an encoding other than UTF-8, in which Python would read a different text."""
     for line in source.split("\n", 2)[:2]:
         if "#" in line and "coding" in line:
             named = line.partition("coding")[2].lstrip(":= \t").lower()
@@ -234,12 +234,12 @@ def names_an_encoding(source: str) -> bool:
 
 
 def is_int_type(node: ast.expr) -> bool:
-    """Whether an expression is the type `int`, by name or as a string."""
+    """Whether an expression is an integer type: `int`, `"int"` or `"uint"`."""
     return (isinstance(node, ast.Name) and node.id == "int") or (isinstance(node, ast.Constant) and node.value in ("int", "uint"))
 
 
 def has_only_integers(node: ast.expr, *, unknown: bool) -> bool:
-    """Whether all numbers in a literal are integers. Returns `unknown` if the text does not tell."""
+    """Whether a literal contains integers and no other numbers. Returns `unknown` if it is not a literal, or is too large."""
     waiting, integers = [node], False
     for _ in range(_LEAVES):
         if not waiting:
@@ -271,7 +271,7 @@ def repetitions(node: ast.BinOp) -> int:
 
 
 def elements(shape: list[ast.expr]) -> int:
-    """Return the number of elements of an array with this shape; 0 if it is unknown."""
+    """Return the number of elements of an array with this shape. An unknown dimension counts as 1; without dimensions, returns 0."""
     if len(shape) == 1 and isinstance(shape[0], (ast.Tuple, ast.List)):
         shape = shape[0].elts
     product = 1
@@ -281,7 +281,7 @@ def elements(shape: list[ast.expr]) -> int:
 
 
 def number(node: ast.expr, depth: int = 6) -> int:
-    """Return the integer value of a constant expression, capped where more makes no difference; 0 if it is unknown."""
+    """Return the integer value of a constant expression, at most 2**64; 0 if it is unknown."""
     if isinstance(node, ast.Constant):
         return min(node.value, 1 << 64) if type(node.value) is int else 0
     if isinstance(node, ast.Call) and len(node.args) == 1 and isinstance(node.func, ast.Name) and node.func.id == "int":

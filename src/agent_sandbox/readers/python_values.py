@@ -56,7 +56,7 @@ def own_name(name: str) -> str:
 
 
 class Resolver:
-    """Resolves expressions under the name bindings of all added nodes."""
+    """Finds the dotted names and constant strings that expressions may stand for, from the names that a program binds."""
 
     def __init__(self) -> None:
         self._imported: dict[str, set[str]] = {}
@@ -69,16 +69,16 @@ class Resolver:
 
     @property
     def exhausted(self) -> bool:
-        """Whether the step budget is used up, so that answers may be incomplete."""
+        """Whether the limit of steps is reached, so that answers may be incomplete."""
         return self._steps > _BUDGET
 
     def step(self) -> bool:
-        """Count one step. Returns False once the budget is used up."""
+        """Count one step. Returns False once the limit of steps is exceeded."""
         self._steps += 1
         return self._steps <= _BUDGET
 
     def add(self, node: ast.AST) -> None:
-        """Record the names that one node binds. Its class is one of `BINDING`."""
+        """Record the names that a node binds. The class of the node must be in `BINDING`."""
         self._known.clear()
         _BINDERS[type(node)](self, node)
 
@@ -132,7 +132,7 @@ class Resolver:
                     self._bind(each, values[index] if values else None)
 
     def bindings(self, name: str) -> Sequence[ast.expr | None]:
-        """Return the expressions assigned to a name, None for an unknown one. Empty for a name that is imported or never assigned."""
+        """Return the expressions assigned to a name, None for each unknown value. Empty if the name is imported or never assigned."""
         return () if name in self._imported else self._bound.get(name, ())
 
     def imported(self) -> frozenset[str]:
@@ -149,11 +149,11 @@ class Resolver:
         return name in self._bound or name in self._imported
 
     def is_plain_false(self, name: str, origin: str) -> bool:
-        """Whether the only binding of a name is the import of `origin`."""
+        """Whether a name is bound only by the import of `origin`, a constant that is False at run time (`typing.TYPE_CHECKING`)."""
         return self._imported.get(name) == {origin} and name not in self._bound
 
     def origins(self, node: ast.expr, depth: int = DEPTH) -> frozenset[str]:
-        """Return the dotted names that an expression may stand for; empty where the text does not tell."""
+        """Return the dotted names that an expression may stand for; empty if the text does not reveal them."""
         if depth <= 0 or not self.step():
             self._cut = _CUT_BY_LIMIT
             return _NO_NAMES
@@ -175,7 +175,10 @@ class Resolver:
         return _NO_NAMES
 
     def _resolve_name(self, name: str, depth: int) -> frozenset[str]:
-        """Resolve a name, and cache a complete answer. One cut short by a cycle is complete only for the name that started the search."""
+        """Return the dotted names that a name may stand for, and cache them if the answer is complete.
+
+        If names refer to each other in a cycle, only the answer for the name that the search began with is complete.
+        """
         if name in self._known:
             return self._known[name]
         if name in self._open:
@@ -219,7 +222,7 @@ class Resolver:
         return frozenset(origins)
 
     def _of_method(self, func: ast.expr, args: list[ast.expr], depth: int) -> frozenset[str]:
-        """Resolve `vars(os).get("system")`, `os.__getattribute__("system")`, `attrgetter("system")(os)`."""
+        """Return the dotted names that a call such as `vars(os).get("system")` or `attrgetter("system")(os)` may stand for."""
         if isinstance(func, ast.Attribute) and args:
             if func.attr in _LOOKUPS:
                 return self._of_item(func.value, args[0], depth)
@@ -250,7 +253,7 @@ class Resolver:
         return frozenset(origins)
 
     def texts(self, node: ast.expr, depth: int = DEPTH) -> Texts | None:
-        """Return the strings that an expression may evaluate to, or None if not all of them are known."""
+        """Return the strings that an expression may evaluate to; None if a value is unknown, or if no value is a string."""
         values = fold(self, node, depth)
         return None if values is None else frozenset(each for each in values if isinstance(each, str)) or None
 
@@ -374,7 +377,7 @@ def _call(names: Resolver, node: ast.Call, depth: int, local: Local) -> Values |
 
 
 def _applied(names: Resolver, function: Callable[..., Any], nodes: Sequence[ast.expr], depth: int, local: Local) -> Values | None:
-    """Apply the function to every combination of operand values; None if an operand is unknown or there are too many."""
+    """Apply the function to every combination of operand values; None if an operand is unknown or there are too many combinations."""
     columns: list[Values] = []
     count = 1
     for node in nodes:
@@ -402,13 +405,13 @@ def _bounded(value: object) -> bool:
 
 
 def _only(values: Iterable[Any] | None) -> Any:
-    """Return the value if there is exactly one, else None."""
+    """Return the only value; None if there is no value or more than one."""
     items = tuple(values or ())
     return items[0] if len(items) == 1 else None
 
 
 def _small(*lengths: int) -> None:
-    """Raise ValueError if the product of these lengths is too large, before a result of that size is built."""
+    """Raise ValueError if the product of these lengths is larger than any result may be."""
     total = 1
     for each in lengths:
         total *= max(1, each)
@@ -432,7 +435,7 @@ def _times(left: Any, right: Any) -> Any:
 
 
 def _percent(left: Any, right: Any) -> Any:
-    """Format with `%`. Raises ValueError for widths, which produce as much text as they name."""
+    """Return `left % right`. Raises ValueError for a format with digits or `*`: a width can produce any amount of text."""
     if isinstance(left, str) and any(character in "0123456789*" for character in left):
         raise ValueError("widths")
     return left % right
@@ -472,7 +475,7 @@ def _items(value: Any = ()) -> tuple[Any, ...]:
 
 
 def _decode(value: Any, encoding: str = "utf-8", *_: str) -> Any:
-    """Do `codecs.decode` and `.decode()` for codecs that cannot turn little input into much output. Raises ValueError for others."""
+    """Decode as `codecs.decode` does. Raises ValueError unless the codec is one whose output cannot be much larger than its input."""
     import codecs
 
     if codecs.lookup(encoding).name not in ("utf-8", "ascii", "iso8859-1", "rot-13", "hex", "base64", "utf-16", "utf-16-le", "utf-16-be"):

@@ -1,6 +1,6 @@
-"""Read Ruby source as tokens: comments and strings are told from code, and `#{…}` in strings is code. Builds no syntax tree.
+"""Split Ruby source into tokens, so that comments and strings are not taken for code. Builds no syntax tree.
 
-`read` gives a `RubySource`.
+`read` returns a `RubySource`. The code in `#{…}` inside a string is split into tokens, too.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _BEFORE_VALUE = frozenset({"", "if", "unless", "when", "and", "or", "not", "retu
 
 
 class RubySource:
-    """A program that was read: its tokens, followed by three that say `end`, and the methods it defines.
+    """The tokens of a Ruby program, followed by three `end` tokens, and the methods that the program defines.
 
-    `unreadable` is why it could not be read, and empty if it was.
+    `unreadable` is the reason why the program could not be read; empty if it was read.
     """
 
     def __init__(self, tokens: list[Token], unreadable: str = "") -> None:
@@ -46,11 +46,11 @@ class RubySource:
         self.methods = {after[1] for before, after in pairwise(tokens) if before[1] == "def"}
 
     def word(self, at: int) -> str:
-        """Return the text of the token at a position; empty before the first."""
+        """Return the text of the token at a position; empty if the position is negative."""
         return self.tokens[at][1] if at >= 0 else ""
 
     def dotted(self, at: int) -> str:
-        """Return the constant at a position with what follows its dots: `Net::HTTP.get` as `Net.HTTP.get`."""
+        """Return the name at a position and the names attached to it, joined by dots: `Net.HTTP.get` for `Net::HTTP.get`."""
         parts = [self.tokens[at][1]]
         while self.tokens[at + 1][1] in _DOTS and self.tokens[at + 2][0] == "word":
             at += 2
@@ -58,7 +58,7 @@ class RubySource:
         return ".".join(parts)
 
     def argument(self, at: int) -> int:
-        """Return the position of the first argument of a method whose name ends before this position."""
+        """Return the position of a method's first argument. `at` is the position after the method's name."""
         return at + (self.tokens[at][1] == "(")
 
 
@@ -69,7 +69,7 @@ def read(text: str) -> RubySource:
 
 
 def _tokens(source: str, *, line: int = 1, depth: int = 0) -> Iterator[Token]:
-    """Yield words, strings and marks with their lines."""
+    """Yield words, strings and marks with their line numbers. `line` is the number of the first line; `depth` is how deep strings nest."""
     at, before, bodies = 0, "", list[tuple[str, str]]()
     while at < len(source):
         token = _TOKEN.match(source, at)
@@ -124,6 +124,6 @@ def _delimited(source: str, at: int, opening: str) -> str:
 
 
 def _body(source: str, at: int, name: str) -> str:
-    """Return the lines of a heredoc including the one that ends it, or the whole remaining text if none does."""
+    """Return the lines of a heredoc up to and including its end marker, or all remaining text if the marker is missing."""
     end = re.compile(rf"^[^\S\n]*{re.escape(name)}[^\S\n]*$", re.MULTILINE).search(source, at)
     return source[at : end.end() if end else len(source)]

@@ -1,7 +1,7 @@
 """Read a command line: the tools it starts and their effects.
 
-These readers explain and predict. The view enforces: a tool that is not allowed is absent, however its name is spelt. Anything not
-understood is reported as unknown, never guessed to be harmless.
+These readers explain and predict; they enforce nothing. The sandbox's view of the file system enforces: it lacks every tool that is not
+allowed, however the name of the tool is spelt. Anything not understood is reported as unknown, never guessed to be harmless.
 """
 
 from __future__ import annotations

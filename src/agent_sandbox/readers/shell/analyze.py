@@ -1,4 +1,4 @@
-"""Analyse a command line: walk it in order, track its variables, and record the programs it starts and their effects.
+"""Analyse a command line: go through it in order, track its variables, and record the programs it starts and their effects.
 
 `understand` is the entry point. It never raises, and its time is bounded by the length of the text: steps are counted, and anything
 beyond their limit is reported as unknown.
@@ -83,15 +83,15 @@ class _Reading:
         self._depth = 0
 
     def result(self) -> Understanding:
-        """Return everything recorded, as a value."""
+        """Return everything that was recorded."""
         return Understanding(tuple(self._uses), tuple(self._unknown)[:_MOST_UNKNOWN])
 
     def script(self, text: str) -> None:
-        """Walk the text of a command line. Raises `Unreadable`."""
+        """Parse a command line, and record its programs and effects. Raises `Unreadable`."""
         self.program(parse(text))
 
     def _inner_script(self, field: Field, of: str) -> None:
-        """Walk a command line given in an argument; record it as unknown if it is computed or unreadable."""
+        """Analyse the command line that the program `of` runs; record it as unknown if its text is unknown or unreadable."""
         if field.text is None:
             self._miss(f"{of} runs a command line that it computes")
             return
@@ -107,7 +107,7 @@ class _Reading:
         self._uses.setdefault(Use(tool, tuple(each.shown for each in arguments), tuple(effects), builtin))
 
     def program(self, program: Program) -> None:
-        """Walk pipelines in order."""
+        """Analyse the pipelines of a program, in order."""
         for pipeline in program:
             self._pipeline(pipeline)
 
@@ -138,7 +138,7 @@ class _Reading:
                 self._loop(command)
 
     def _optional_bodies(self, bodies: Sequence[Program]) -> None:
-        """Walk bodies that may or may not run. Variables that they change are unknown afterwards."""
+        """Analyse bodies that may or may not run. Variables that they change are unknown afterwards."""
         for body in bodies:
             before = dict(self._variables)
             self.program(body)
@@ -162,7 +162,7 @@ class _Reading:
         return joined(word, self._variables, lambda program: printed(program, self._variables))
 
     def _substituted(self, words: Sequence[Word]) -> None:
-        """Walk the programs substituted into words."""
+        """Analyse the programs whose output is substituted into these words, as in `$(…)`."""
         waiting: deque[Part] = deque(part for word in words for part in word)
         while waiting:
             part = waiting.popleft()
@@ -187,7 +187,7 @@ class _Reading:
                 self._assign(name, self._value(word))
 
     def _set(self, name: str, value: Field) -> None:
-        """Check a variable that programs started later inherit: some hold or load code."""
+        """Record the code that an environment variable makes later programs run or load, if any."""
         if is_command(name, value.shown):
             self._inner_script(value, f"{name}=")
         elif loads(name, value):
@@ -216,7 +216,10 @@ class _Reading:
                     self._note(each.operator, [field], effects, builtin=True)
 
     def start(self, fields: Sequence[Field], *, piped: tuple[Command, ...] | None, redirections: Sequence[Redirection]) -> None:
-        """Record a program with its arguments, looked up by name and through any wrappers."""
+        """Record the program that these fields start and, if it is a wrapper such as `sudo`, the program that it starts in turn.
+
+        `piped` are the commands before it in its pipeline; None if there are none.
+        """
         if not fields:
             return
         self._steps += 1
@@ -307,19 +310,19 @@ class _Reading:
         self._inner_script(Field(text or "", text is not None), tool)
 
     def _input(self, piped: tuple[Command, ...] | None, redirections: Sequence[Redirection]) -> str | None:
-        """Return the standard input of a program, or None where the text does not tell."""
+        """Return the text that a program reads as standard input; None if the command line does not reveal it."""
         for each in redirections:
             if each.operator.startswith("<<"):
                 return self._value(each.word)
         return printed_by(piped, self._variables) if piped and not any(each.operator == "<" for each in redirections) else None
 
     def _fed(self, tool: str, files: Sequence[Field]) -> None:
-        """Record a script as unknown if its name is computed or lies below /dev or /proc: its text comes from elsewhere."""
+        """Record a script file as unknown if its name is unknown, or if it is below /dev or /proc, where its text cannot be read."""
         if any(not each.known or each.shown.startswith(("/dev/", "/proc/")) for each in files):
             self._miss(f"{tool} runs what it is fed")
 
     def _call(self, name: str, rest: Sequence[Field]) -> None:
-        """Walk a function body with its arguments as `$1` and so on. Recursive calls are skipped: the body is being walked already."""
+        """Analyse the body of a function with these arguments as `$1` and so on. A recursive call is skipped."""
         body = self._functions[name]
         if id(body) in self._calling:  # not its name: a function may define another of the same name
             return
@@ -338,7 +341,7 @@ class _Reading:
         self._variables["@"] = self._variables["*"] = everything
 
     def _builtin(self, name: str, rest: list[Field]) -> None:
-        """Walk a shell builtin."""
+        """Record the effects of a shell builtin with these arguments, and the variables that it changes."""
         if name in _COMPUTES:
             self._computed(rest)
         callback = next((at for at, each in enumerate(rest[:-1]) if each.shown == "-C"), None)

@@ -1,4 +1,4 @@
-"""The effects of a command as values, the splitting of its arguments, and `Spec`, the description of a tool by its effects."""
+"""The effects of a command as values, the splitting of its arguments into options and operands, and `Spec`, which describes a tool."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class EffectKind(Enum):
 
 @dataclass(frozen=True)
 class Effect:
-    """One effect and its object: a path, an address or a subcommand; empty if the arguments do not name it."""
+    """One effect and its object: a path, an address or a subcommand. The object is empty if the arguments do not name it."""
 
     kind: EffectKind
     what: str = ""
@@ -36,7 +36,7 @@ class Effect:
 
 @dataclass(frozen=True)
 class Use:
-    """One program that is started, or a shell builtin that has an effect."""
+    """One program that is started. With `builtin`: a shell builtin, redirection or variable that has an effect."""
 
     tool: str
     arguments: tuple[str, ...]
@@ -46,7 +46,10 @@ class Use:
 
 @dataclass(frozen=True)
 class Understanding:
-    """The analysis of a command line. `unknown` lists in words what its text does not tell; `unreadable` is why nothing was read."""
+    """The analysis of a command line.
+
+    `unknown` are sentences about parts whose effects are unknown. `unreadable` is the reason why nothing was read; empty if it was read.
+    """
 
     uses: tuple[Use, ...] = ()
     unknown: tuple[str, ...] = ()
@@ -54,7 +57,7 @@ class Understanding:
 
     @property
     def tools(self) -> tuple[str, ...]:
-        """The programs that it starts, each once, in the order of the text. Shell builtins are left out."""
+        """The programs that the command line starts, each once, in the order of the text. Shell builtins are left out."""
         return tuple(dict.fromkeys(use.tool for use in self.uses if not use.builtin))
 
     @property
@@ -68,18 +71,18 @@ class Understanding:
 
     @property
     def kinds(self) -> frozenset[EffectKind]:
-        """The kinds of effect."""
+        """The kinds of all effects."""
         return frozenset(effect.kind for effect in self.effects)
 
     @property
     def read_only(self) -> bool:
-        """Whether everything is understood, and nothing but reading happens."""
+        """Whether the command line is fully understood and only reads."""
         return self.kinds <= {EffectKind.READS}
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """Options in order, each with its value or None, and operands."""
+    """The arguments of a program: its options in order, each with its value or None, and its operands."""
 
     options: tuple[tuple[str, Field | None], ...]
     operands: tuple[Field, ...]
@@ -96,10 +99,11 @@ class Arguments:
 def split(
     fields: Sequence[Field], valued: Collection[str] = (), *, whole: Collection[str] = (), stop_at_operand: bool = False
 ) -> tuple[Arguments, int]:
-    """Split fields into options and operands. Returns them and the number of fields read: all, or those before the first operand.
+    """Split fields into options and operands. Returns them and the number of fields read.
 
-    `valued` are the options that take a value, in the next field or after `=`; short ones may be written in one word (`-xzf file`).
-    `whole` are options that are not such a word, although they begin with one dash (`-destroy`).
+    `valued` are the options that take a value, in the next field or after `=`. Short options may be combined in one word (`-xzf file`),
+    except those in `whole`, which are long although they begin with one dash (`-destroy`). `stop_at_operand` stops before the first
+    operand.
     """
     options: list[tuple[str, Field | None]] = []
     operands: list[Field] = []
@@ -128,7 +132,7 @@ def split(
 def _options(
     field: Field, valued: Collection[str], whole: Collection[str], options: list[tuple[str, Field | None]], following: Field | None
 ) -> bool:
-    """Add the options in one field. Returns whether the following field is the value of one."""
+    """Append the options in one field to `options`. Returns whether the `following` field is the value of the last one."""
     text = field.shown
     name, equals, value = text.partition("=")
     if text.startswith("--") or name in valued or name in whole:  # some tools write long options with one dash
@@ -147,23 +151,23 @@ def _options(
 
 
 def words(text: str) -> frozenset[str]:
-    """Split a text at blanks into a set of names."""
+    """Return the names in a text, which are separated by blanks."""
     return frozenset(text.split())
 
 
 @dataclass(frozen=True)
 class Spec:
-    """A tool.
+    """A description of a tool, from which its effects follow for any arguments.
 
     operands: the effect on each operand; None if operands are not files.
     last: the effect on the last of several operands instead, as in `cp`.
-    skip: the number of leading operands that are not files, as the pattern of `grep`; none with one of the options `unless`.
+    skip: the number of leading operands that are not files, as the pattern of `grep`; 0 if one of the options in `unless` is given.
     always: effects with any arguments.
     valued: options that take a value.
     outputs: options whose value is a file that is written.
     adds: further effects of options, and of operands that name a subcommand (`destroy`).
     instead: options that change the effect on the operands.
-    subcommands: specs by the first operand; the effect of an unknown one is `otherwise`.
+    subcommands: the spec of each subcommand, by its name; an unknown subcommand has the effect `otherwise`.
     """
 
     operands: EffectKind | None = EffectKind.READS
@@ -219,7 +223,7 @@ class Spec:
 
 
 def on_path(kind: EffectKind, path: str) -> list[Effect]:
-    """Return an effect on a path; none for the null device and standard streams.
+    """Return the effect of using a path in this way, as a list; empty for the null device and standard streams.
 
     A network device counts as NETWORK, and writing to a disk device as DESTROYS.
     """

@@ -1,7 +1,8 @@
 """Expand the words of a command line, as far as its text tells: quotes, braces, variables that it sets, `$(echo …)`.
 
-A field is one argument as the program would get it. Its `text` is None where the command line does not tell. `printed` computes the
-output of simple pipelines, such as `echo … | base64 -d`. `is_command` and `loads` recognise environment variables that run or load code.
+A field is one argument as the program would get it. Its `text` is None if the command line does not reveal all of it. `printed` computes
+the output of simple pipelines, such as `echo … | base64 -d`. `is_command` and `loads` recognise environment variables that run or load
+code.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ _WORLD_WRITABLE = ("/tmp", "/var/tmp", "/dev/shm")
 
 @dataclass(frozen=True)
 class Field:
-    """One argument. `shown` is its text with `…` for unknown parts; `pattern` is whether a shell would match it against files."""
+    """One argument. `shown` is its text with `…` for unknown parts; `pattern` is whether a shell would match it against file names."""
 
     shown: str
     known: bool = True
@@ -92,7 +93,7 @@ Variables = Mapping[str, str | None]
 
 
 def expand(word: Word, variables: Variables, output: Outputs) -> list[Field]:
-    """Return the fields that a word becomes. `output` returns what a substituted program prints, or None if that is unknown."""
+    """Return the arguments that a word expands to. `output` returns the output of a substituted program, or None if it is unknown."""
     marked = "".join(_marked(part, variables, output) for part in word)
     fields: list[Field] = []
     for text in _braces(marked):
@@ -103,7 +104,7 @@ def expand(word: Word, variables: Variables, output: Outputs) -> list[Field]:
 
 
 def joined(word: Word, variables: Variables, output: Outputs) -> str | None:
-    """Return a word expanded without splitting or braces: an assigned value, a here-document. None if not all of it is known."""
+    """Return the text of an assigned value or here-document, whose words and braces are not split. None if part of it is unknown."""
     text = "".join(_marked(part, variables, output) for part in word).replace(_SPLIT, " ").replace(_EMPTY, "")
     return None if _UNKNOWN in text else "".join(map(_plain, text))
 
@@ -154,7 +155,10 @@ def _variable(part: Variable, variables: Variables) -> str:
 
 
 def _cut(value: str, rest: str) -> str | None:
-    """Evaluate `${name:2:3}` and `${name:-…}` on a known value; None for other operators."""
+    """Return the value of `${name:2:3}` or `${name:-…}` if the variable has this value; None if the result is unknown.
+
+    `rest` is the text after the name.
+    """
     if rest.startswith((":-", ":=", ":+", ":?", "-", "=", "?")):
         return None if rest.startswith(":+") else value or None
     parts = rest.removeprefix(":").split(":")
@@ -171,7 +175,7 @@ def _value(text: str, quoted: bool) -> str:
 
 
 def _braces(marked: str) -> list[str]:
-    """Expand unquoted braces: `a{b,c}` to `ab` and `ac`, `{1..3}` likewise. Too many give an unknown text."""
+    """Expand unquoted braces: `a{b,c}` to `ab` and `ac`, `{1..3}` likewise. If there are too many, returns one unknown text."""
     if "{" not in marked:
         return [marked]
     if len(marked) > _LONGEST_BRACES or marked.count("{") > _MOST_BRACES:
@@ -228,12 +232,12 @@ def _sequence(text: str) -> list[str] | None:
 
 
 def printed(program: Program, variables: Variables) -> str | None:
-    """Return the output of a program that is one pipeline of known commands; None for any other."""
+    """Compute the output of a program that is one pipeline of known commands; None for any other program. Nothing is run."""
     return printed_by(program[0].commands, variables) if len(program) == 1 else None
 
 
 def printed_by(commands: tuple[Command, ...], variables: Variables) -> str | None:
-    """Return the output of the commands of one pipeline; None if it is unknown."""
+    """Compute the output of the commands of one pipeline; None if it is unknown. Nothing is run."""
     text: str | None = ""
     for index, command in enumerate(commands):
         if not isinstance(command, Simple) or command.assignments:
@@ -277,7 +281,7 @@ def _echoed(arguments: list[str]) -> str | None:
 
 
 def _formatted(arguments: list[str]) -> str | None:
-    """Return the output of printf with no directive but %s. Widths would produce as much text as they name."""
+    """Return the output of `printf` with these arguments; None if the format has a directive other than `%s`."""
     if not arguments:
         return None
     form, values = _unescaped(arguments[0]), arguments[1:]
@@ -289,7 +293,7 @@ def _formatted(arguments: list[str]) -> str | None:
 
 
 def _unescaped(text: str) -> str | None:
-    """Replace escapes by their characters; None if one is not known here."""
+    """Replace backslash escapes by their characters; None if the text has an escape that is not known here."""
     first, *parts = text.split("\\")
     result, escaped = first, False
     for part in parts:
@@ -307,7 +311,7 @@ def _unescaped(text: str) -> str | None:
 
 
 def _numbered(part: str) -> str | None:
-    r"""Replace the character number at the beginning, as in \x6c, \154 and \0154; None if there is none."""
+    """Replace the character number at the start of a text: `x6c`, `154` or `0154`, an escape without its backslash. None without one."""
     base, digits, at = (16, "0123456789abcdefABCDEF", 1) if part[0] == "x" else (8, "01234567", 0)
     end = at
     while end < len(part) and end < at + (2 if base == 16 else 4 if part[0] == "0" else 3) and part[end] in digits:
@@ -347,7 +351,7 @@ def _translated(arguments: list[str], text: str) -> str | None:
 
 
 def _letters(written: str) -> str:
-    """Expand ranges such as `a-z`."""
+    """Return the characters in an argument of `tr`: ranges such as `a-z` are expanded."""
     letters, at = "", 0
     while at < len(written):
         if at + 2 < len(written) and written[at + 1] == "-" and ord(written[at]) <= ord(written[at + 2]) < 0x100:
@@ -360,7 +364,7 @@ def _letters(written: str) -> str:
 
 
 def is_command(name: str, value: str) -> bool:
-    """Whether a variable with this value hands a command line to the programs that read it.
+    """Whether an environment variable with this value hands a command line to the programs that read it.
 
     A single word does not count: it names an editor, pager or browser, which starts only for interactive use.
     """
@@ -368,7 +372,7 @@ def is_command(name: str, value: str) -> bool:
 
 
 def loads(name: str, value: Field) -> bool:
-    """Whether a variable with this value makes programs started later load or run something."""
+    """Whether an environment variable with this value makes programs started later load or run code."""
     text = value.shown
     if name in _LOADED or name.startswith("BASH_FUNC_"):
         return text != ""
@@ -380,15 +384,15 @@ def loads(name: str, value: Field) -> bool:
 
 
 def _is_safe(place: str) -> bool:
-    """Whether a directory of PATH is absolute and not writable by everybody. An unknown one passes."""
+    """Whether a directory of PATH is absolute and not writable by everybody. An unknown directory counts as safe."""
     return place.startswith(("/", "~", "…", "$")) and not any(place == top or place.startswith(f"{top}/") for top in _WORLD_WRITABLE)
 
 
 def holds_command(text: str) -> bool:
-    """Whether a text starts a command when a shell expands it."""
+    """Whether a shell that expands this text starts a command."""
     return "$(" in text or "`" in text
 
 
 def hides_command(text: str) -> bool:
-    """Whether a text starts a command when a shell uses it in arithmetic, which expands array indices."""
+    """Whether a shell that uses this text in arithmetic starts a command: array indices are expanded there."""
     return "[$(" in text or "[`" in text

@@ -1,4 +1,4 @@
-"""The lexer of command lines: words with all their quoting, and operators. `parser` decides where each may stand."""
+"""The lexer of command lines: it reads words, with all their quoting, and operators. `parser` decides where each may stand."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _SPECIAL = frozenset("@*#?-$!0123456789")
 
 
 class Reader:
-    """A position in a text. `program` reads a program up to a closing parenthesis; the parser passes it in."""
+    """Reads words and operators at a position in a text. `program` is the parser's function for a program within parentheses."""
 
     def __init__(self, text: str, depth: int, program: Callable[[Reader], Program], counted: list[int] | None = None) -> None:
         if len(text) > LONGEST:
@@ -55,7 +55,7 @@ class Reader:
         self._counted = [0] if counted is None else counted  # commands so far, in this text and in nested ones
 
     def within(self, text: str) -> Reader:
-        """Return a reader for a text nested in this one."""
+        """Return a reader for a text nested in this one, which shares the limits on depth and commands."""
         return Reader(text, self.depth + 1, self._program, self._counted)
 
     def count(self) -> None:
@@ -100,7 +100,7 @@ class Reader:
         return tuple(parts) or None
 
     def document(self) -> Word:
-        """Read all of the text as the body of a here-document with variables and substitutions."""
+        """Read the whole text as the body of a here-document in which variables and substitutions are expanded."""
         parts: list[Part] = []
         while self.at < len(self.text):
             character = self.text[self.at]
@@ -112,7 +112,7 @@ class Reader:
         return tuple(parts)
 
     def _part(self, character: str, *, quoted: bool) -> list[Part]:
-        """Read what begins with this character, outside single quotes."""
+        """Read the part of a word that begins with this character. `quoted` means inside double quotes or a here-document."""
         if character == "\\":
             return self._escaped(quoted)
         if character == "$":
@@ -250,7 +250,10 @@ class Reader:
         return parts
 
     def arithmetic(self, skip: int, *, three: bool = False) -> Arithmetic | None:
-        """Read `((…))` after `skip` characters; None if it is a group in a group. `three` allows the three expressions of a `for`."""
+        """Read `((…))` after `skip` characters; None, at an unchanged position, if it is a subshell in a subshell.
+
+        `three` allows the three expressions of a `for`.
+        """
         start, level, plain = self.at, 0, list[str]()
         self.at += skip
         nested: list[Part] = []

@@ -1,4 +1,4 @@
-"""Parse the text of a command line into `syntax`. Raises `Unreadable`, and nothing else, for text that is no command line."""
+"""Parse the text of a command line into the classes of `syntax`. Raises only `Unreadable`, for text that is no command line."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Parser:
         self.reader = reader
 
     def program(self, until: frozenset[str] = frozenset()) -> Program:
-        """Parse pipelines up to one of these words, a closing parenthesis, `;;` or the end. The terminator is not consumed."""
+        """Parse pipelines up to a word in `until`, a closing parenthesis, `;;` or the end. The terminator is not consumed."""
         pipelines: list[Pipeline] = []
         while True:
             self.lines()
@@ -72,7 +72,7 @@ class _Parser:
         self.reader.at = max(self.reader.at + 1, self.reader.behind_documents)
 
     def document(self, delimiter: str) -> str:
-        """Return the lines up to the delimiter, starting after this line and the here-documents announced before."""
+        """Return the text of a here-document, up to its delimiter. It begins after this line and the line's earlier here-documents."""
         text = self.reader.text
         line_end = text.find("\n", self.reader.at)
         start = at = max(self.reader.behind_documents, line_end + 1) if line_end >= 0 else len(text)
@@ -87,7 +87,7 @@ class _Parser:
         return text[start:]
 
     def closing(self) -> str:
-        """Peek at the next word. Return it if it is unquoted and a reserved word may stand here, else an empty string."""
+        """Return the unquoted text before the next blank, quote, `$` or operator, without consuming it. It may be a reserved word."""
         self.reader.skip_blanks()
         start = self.reader.at
         end = start
@@ -138,7 +138,7 @@ class _Parser:
             raise Unreadable("it is nested too deep")
 
     def following(self, skip: int, count: int) -> str:
-        """Return characters further ahead."""
+        """Return `count` characters that begin `skip` characters ahead, without consuming them."""
         return self.reader.text[self.reader.at + skip : self.reader.at + skip + count]
 
     def compound(self, word: str) -> Command | None:
@@ -262,7 +262,7 @@ class _Parser:
                 reader.at += len(operator)
 
     def test(self) -> Compound:
-        """Parse `[[ … ]]`: words that are only compared."""
+        """Parse the rest of `[[ … ]]`. Its words are compared, not run."""
         reader, words = self.reader, list[Word]()
         while True:
             reader.skip_blanks()
@@ -277,7 +277,7 @@ class _Parser:
                 raise Unreadable("a [[ is not closed")
 
     def arithmetic(self) -> Compound | None:
-        """Parse `((…))` as a command; None if it is a group in a group."""
+        """Parse `((…))` as a command; None if it is a subshell in a subshell."""
         inner = self.reader.arithmetic(0)
         return None if inner is None else Compound("((", (), ((inner,),), self.redirections())
 

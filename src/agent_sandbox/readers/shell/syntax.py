@@ -11,7 +11,7 @@ class Unreadable(Exception):
 
 @dataclass(frozen=True)
 class Text:
-    """Literal characters. If unquoted, `*`, `?`, `[` and `{…}` among them are patterns."""
+    """Literal characters. If they are unquoted, `*`, `?`, `[` and `{…}` among them are special."""
 
     text: str
     quoted: bool = False
@@ -19,7 +19,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Variable:
-    """`$name` or `${name…}`. `rest` is the text after the name inside the braces, as written."""
+    """A variable, `$name` or `${name…}`. `rest` is the text after the name inside the braces, as written."""
 
     name: str
     quoted: bool = False
@@ -29,7 +29,7 @@ class Variable:
 
 @dataclass(frozen=True)
 class Substitution:
-    """`$(…)` or backticks: the output of a program. For `<(…)` and `>(…)`, the name of a pipe to it."""
+    """`$(…)` or backticks, which stand for the output of a program; with `pipe`, `<(…)` or `>(…)`, which name a pipe to the program."""
 
     program: Program
     quoted: bool = False
@@ -38,7 +38,7 @@ class Substitution:
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """`$((…))`: a number that is not evaluated. `nested` are the substitutions in it."""
+    """`$((…))`, a number that is not evaluated here. `nested` are the variables and substitutions in it."""
 
     nested: tuple[Part, ...]
 
@@ -49,7 +49,7 @@ Word = tuple[Part, ...]
 
 @dataclass(frozen=True)
 class Redirection:
-    """`operator word`. For `<<` and `<<-` the word is the body of the here-document."""
+    """A redirection, such as `> file`. For `<<` and `<<-`, `word` is the body of the here-document."""
 
     operator: str
     word: Word
@@ -57,7 +57,7 @@ class Redirection:
 
 @dataclass(frozen=True)
 class Simple:
-    """Assignments, words and redirections: one program started, or none."""
+    """A simple command: assignments, words and redirections. It starts one program, or none if it has no words."""
 
     assignments: tuple[tuple[str, Word], ...] = ()
     words: tuple[Word, ...] = ()
@@ -66,7 +66,7 @@ class Simple:
 
 @dataclass(frozen=True)
 class Compound:
-    """`(…)`, `{ …; }`, `if`, `while`, `until`, `case`, `[[ … ]]`, `((…))`. `words` are expanded, but not run."""
+    """A compound command: `(…)`, `{ …; }`, `if`, `while`, `until`, `case`, `[[ … ]]` or `((…))`. `words` are expanded, but not run."""
 
     kind: str
     bodies: tuple[Program, ...]
@@ -76,7 +76,7 @@ class Compound:
 
 @dataclass(frozen=True)
 class ForLoop:
-    """`for name in words; do … done`, and `select`. Without `in`, the words are the arguments."""
+    """A loop, `for name in words; do … done` or `select`. Without `in`, `words` is None and the loop goes over the arguments."""
 
     name: str
     words: tuple[Word, ...] | None
@@ -86,7 +86,7 @@ class ForLoop:
 
 @dataclass(frozen=True)
 class FunctionDefinition:
-    """`name() …`: defined here, run where it is called."""
+    """A function, `name() …`. Its body runs only when the function is called."""
 
     name: str
     body: Program
@@ -97,7 +97,7 @@ Command = Simple | Compound | ForLoop | FunctionDefinition
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Commands joined by `|`; `background` when followed by `&`."""
+    """Commands joined by `|`. `background` is whether `&` follows."""
 
     commands: tuple[Command, ...]
     background: bool = False

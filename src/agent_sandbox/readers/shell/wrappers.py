@@ -1,4 +1,4 @@
-"""Tools that start other tools: which arguments are their own, and which command they start. A table, and its readers."""
+"""A table of tools that start other tools, such as `sudo`, and functions that find the started command in their arguments."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Wrapper:
     valued: its own options that take a value.
     skip: the number of its own operands before the command.
     scripts: options whose value is a command line.
-    joined: the rest is one command line for a shell.
-    more: the command gets arguments that are not in the text.
-    builtin: a shell builtin, for which no program is started.
-    only_looks: options with which nothing is started.
+    joined: whether the remaining arguments together are one command line for a shell.
+    more: whether the command gets further arguments that are not in the text.
+    builtin: whether it is a shell builtin, so that no program is started for it.
+    only_looks: options with which it starts no command.
     """
 
     valued: str = ""
@@ -104,7 +104,7 @@ RUNNERS: dict[str, frozenset[str]] = {
 
 @dataclass(frozen=True)
 class Inner:
-    """The command or the command lines that a wrapper starts; both empty if it starts nothing."""
+    """The command, or the command lines, that a wrapper starts; both empty if it starts nothing."""
 
     command: tuple[Field, ...] = ()
     scripts: tuple[Field, ...] = ()
@@ -154,7 +154,7 @@ def _without_assignments(fields: Sequence[Field]) -> list[Field]:
 
 
 def executed_by_find(fields: Sequence[Field]) -> list[tuple[Field, ...]]:
-    """Return the commands after `-exec` and similar options."""
+    """Return the commands after `-exec` and similar options of `find` or `fd`."""
     commands: list[tuple[Field, ...]] = []
     at = 0
     while at < len(fields):
@@ -172,7 +172,7 @@ def _ends(fields: Sequence[Field], at: int) -> bool:
 
 
 def shell_script(fields: Sequence[Field]) -> tuple[Field | None, Field | None]:
-    """Return the command line after `-c`, or the script file, in the arguments of a shell; both None if it reads standard input."""
+    """Return the command line after `-c`, or the script file, in a shell's arguments; both None if the shell reads standard input."""
     for index, each in enumerate(fields):
         text = each.shown
         before = fields[index - 1].shown if index else ""

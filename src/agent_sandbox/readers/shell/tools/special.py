@@ -187,7 +187,7 @@ def curl(fields: Sequence[Field]) -> list[Effect]:
 
 
 def wget(fields: Sequence[Field]) -> list[Effect]:
-    """Return the effects of `wget`: it writes the pages that it fetches, unless told to print them."""
+    """Return the effects of `wget`: it writes the pages that it fetches, except with `-O -` or `--spider`."""
     arguments, _ = split(fields, _WGET_VALUED)
     outputs = arguments.values({"-O", "--output-document"})
     effects = [Effect(EffectKind.NETWORK, each.shown) for each in arguments.operands] or [Effect(EffectKind.NETWORK)]
@@ -201,7 +201,7 @@ def wget(fields: Sequence[Field]) -> list[Effect]:
 
 
 def interpreter(name: str, *code: str) -> Callable[[Sequence[Field]], list[Effect]]:
-    """Return the effects function of an interpreter. Its code comes from an option listed in `code`, a module, a file or standard input."""
+    """Return a function that returns the effects of an interpreter. `code` are the options after which code or a module's name follows."""
 
     def effects(fields: Sequence[Field]) -> list[Effect]:
         words = [field.shown for field in fields]
@@ -218,7 +218,7 @@ def interpreter(name: str, *code: str) -> Callable[[Sequence[Field]], list[Effec
 
 
 def _module(words: list[str], option: str) -> list[Effect]:
-    """Return the known effects of the module of `python -m …`."""
+    """Return the effects of a known module started by `python -m`. `words` are the words after `option`."""
     if option != "-m" or not words:
         return []
     if words[0] in ("pip", "ensurepip") and words[1:] and words[1] in ("install", "download", "wheel"):
@@ -229,7 +229,7 @@ def _module(words: list[str], option: str) -> list[Effect]:
 
 
 def database(fields: Sequence[Field]) -> list[Effect]:
-    """Return the effects of a database client, by the words of the statements in its arguments. The connection may leave the machine."""
+    """Return the effects of a database client: it uses the network, and the words of its statements show whether it writes or deletes."""
     valued = frozenset(
         {"-c", "--command", "-e", "--execute", "--eval", "-f", "--file", "-h", "--host", "-U", "-u", "-d", "-p", "-P", "-D", "-o"}
     )
@@ -264,7 +264,7 @@ def sqlite(fields: Sequence[Field]) -> list[Effect]:
 
 
 def ssh(fields: Sequence[Field]) -> list[Effect]:
-    """Return the effects of `ssh HOST …`. The remote command is not run here."""
+    """Return the effects of `ssh HOST …`. The remote command is not analysed, because it runs on another machine."""
     arguments, at = split(
         fields, frozenset({"-i", "-p", "-l", "-o", "-L", "-R", "-D", "-F", "-J", "-W", "-b", "-c", "-E", "-S"}), stop_at_operand=True
     )
@@ -274,7 +274,7 @@ def ssh(fields: Sequence[Field]) -> list[Effect]:
 
 
 def rsync(fields: Sequence[Field]) -> list[Effect]:
-    """Return the effects of `rsync`: it writes the last operand, `host:` leaves the machine, `--delete` removes files the source lacks."""
+    """Return the effects of `rsync`: it writes the last operand, `host:` uses the network, `--delete` removes files the source lacks."""
     arguments, _ = split(fields, frozenset({"-e", "--rsh", "--exclude", "--include", "--exclude-from", "--files-from", "--log-file", "-f"}))
     operands = [each.shown for each in arguments.operands]
     remote = [each for each in operands if ":" in each.partition("/")[0] or each.startswith("rsync://")]

@@ -20,7 +20,7 @@ def _named(names: str, tool: Tool) -> dict[str, Tool]:
 
 
 def _subcommands(**kinds: str) -> dict[str, Spec]:
-    """Make specs of subcommands, given by kind of effect. Their operands are not files."""
+    """Return specs of subcommands. Each keyword is a kind of effect, its value the subcommands that have it. Operands are not files."""
     specs: dict[str, Spec] = {}
     for name, listed in kinds.items():
         for word in listed.split():
@@ -30,7 +30,10 @@ def _subcommands(**kinds: str) -> dict[str, Spec]:
 
 
 def _package_manager(install: str, local: str, remove: str, code: str = "", valued: str = "") -> Spec:
-    """Make the spec of a package manager: installing fetches, writes, and runs code of the packages."""
+    """Return the spec of a package manager, given its subcommands.
+
+    Those in `install` fetch, write and run code of the packages; `local` only read; `remove` delete; `code` run code of the project.
+    """
     return Spec(
         subcommands=_subcommands(
             reads=local, writes=f"{install} {remove}", network=install, runs_code=f"{install} {code}", destroys=remove
