@@ -30,20 +30,20 @@ _TABLE = b"agent-sandbox"  # a pyproject.toml without this text has no settings 
 
 @dataclass(frozen=True)
 class Layers:
-    """The policy documents, from the top."""
+    """The policy documents by authority: the system's on top, then the user's, then the project's."""
 
     system: tuple[Document, ...] = ()
     below: tuple[Document, ...] = ()  # the user's, then the project's
 
     @property
     def all(self) -> tuple[Document, ...]:
-        """All documents, from the top."""
+        """All documents: the system's first, the project's last."""
         return (*self.system, *self.below)
 
 
 @dataclass(frozen=True)
 class Bound:
-    """A policy narrowed by the files, the rules of the early code check, warnings, and the longest time that a caller may choose."""
+    """A policy narrowed by the policy files, the rules of the early code check, warnings, and the highest time limit that may be chosen."""
 
     policy: Policy
     early: EarlyLook | None
@@ -60,7 +60,7 @@ def layers_of(project: str | None, *, system: str | None = None, user: str | Non
 
 
 def under(layers: Layers, ceiling: Policy, flagged: Mapping[str, float | None] | None = None) -> Effective:
-    """Return the policy, narrowed by the layers.
+    """Return the policy `ceiling`, narrowed by the layers.
 
     `flagged` are limits from the command line. They replace the limits of the user's and the project's file, up to the system's limits.
     """
@@ -77,7 +77,7 @@ def under(layers: Layers, ceiling: Policy, flagged: Mapping[str, float | None] |
 
 
 def bound(policy: Policy, early: EarlyLook | None, project: str | None = None) -> Bound:
-    """Return the policy of a program, narrowed by the files."""
+    """Return the policy and the early code check (`early`) of a program, narrowed by the policy files."""
     layers = layers_of(project)
     if not layers.all:  # the usual case, in which nothing more is loaded
         return Bound(policy, early)
@@ -92,7 +92,7 @@ def _within(value: float | None, most: float | None) -> float | None:
 
 
 def chosen(names: Sequence[str]) -> tuple[Document, ...]:
-    """Return the presets and files that a person names. Raises `PolicyError` for anything else."""
+    """Return the policy documents that a person names, each a preset or a file. Raises `PolicyError` for any other name."""
     from agent_sandbox.policy.files.presets import PRESETS, preset
 
     documents: list[Document] = []
@@ -105,7 +105,7 @@ def chosen(names: Sequence[str]) -> tuple[Document, ...]:
 
 
 def early_look(narrowed: Effective, own: EarlyLook | None = None) -> EarlyLook | None:
-    """Return the rules of the early code check: those of the policy files, and `own`; None if there are none."""
+    """Return the rules of the early code check: those of the policy files, combined with `own`; None if there are none."""
     if not (narrowed.validate or narrowed.blocked):
         return own
     from agent_sandbox.engine.code_check import IN_A_FILE, EarlyLook
@@ -121,7 +121,7 @@ def _of(path: str) -> tuple[Document, ...]:
 
 
 def _trusted(path: str) -> bytes | None:
-    """Read a file of the system or the user, which may be a link; None if there is none."""
+    """Read a policy file of the system or the user, following links; None if it does not exist."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
@@ -132,7 +132,7 @@ def _trusted(path: str) -> bytes | None:
 
 
 def _of_project(project: str) -> tuple[Document, ...]:
-    """Read the project's file. An agent may have written it, so only a regular file is opened, and no link is followed."""
+    """Read the project's policy file. An agent may have written it, so no link is followed, and only a regular file is opened."""
     for name in PROJECT_FILES:
         path = os.path.join(project, name)
         if not os.path.lexists(path):
@@ -153,7 +153,7 @@ def _of_project(project: str) -> tuple[Document, ...]:
 
 
 def _content(fd: int, path: str) -> bytes:
-    """Read a regular file, and close it."""
+    """Read an open file, and close it. Raises `PolicyError` if it is not a regular file, or is too large."""
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise PolicyError(f"{path} is no regular file", hint="put a file there, or remove it")
@@ -178,6 +178,6 @@ def _unreadable(path: str, error: OSError) -> PolicyError:
 
 
 def changed_limits(before: object, after: object) -> dict[str, float | None]:
-    """Return the fields in which two limits differ."""
+    """Return the fields of `after` that differ from `before`, by name."""
     names = [each.name for each in fields(after)]  # type: ignore[arg-type]
     return {name: getattr(after, name) for name in names if getattr(before, name) != getattr(after, name)}

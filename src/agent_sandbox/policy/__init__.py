@@ -1,1 +1,1 @@
-"""MAY IT?  Pure: values in, a verdict out. Nothing here touches the machine."""
+"""MAY IT?  Policies, and the decision whether a policy allows an action. Pure: nothing here touches the machine."""

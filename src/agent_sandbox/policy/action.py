@@ -20,7 +20,7 @@ _ALIASES |= {"shell": "bash", "sh": "bash"}
 
 
 def canonical_language(name: str) -> str:
-    """Return the one name of a language. An unknown name is returned lower-cased, and `decide` denies it."""
+    """Return the canonical name of a language: `python` for `py`. An unknown name is returned in lower case, and `decide` denies it."""
     lowered = name.strip().lower()
     return _ALIASES.get(lowered, lowered)
 
@@ -37,8 +37,8 @@ class _Request:
 class RunCode(_Request):
     """Run source in a language. `cwd=None` is the sandbox's own scratch directory.
 
-    `programs` are the programs that an analysed command line would start; they allow an early and clear refusal. `touches` are the rules of
-    `policy.approval_rules` that it falls under, None if it was not analysed.
+    `programs` are the programs that the source, if it is a command line, would start; they allow an early and clear refusal. `touches` are
+    the approval rules that apply to it, each with its reason; None if it was not analysed.
     """
 
     language: str
@@ -81,8 +81,8 @@ class RunCommand(_Request):
 class Promote(_Request):
     """Promote changes of a sandbox to the real tree at `root`.
 
-    `changes_sha256` identifies exactly the changes that were shown. `protected` are the protected classes among them, `approved` the
-    classes that were approved by name. `drift` says what to do if the real tree has changed: refuse, merge or force.
+    `changes_sha256` identifies exactly the changes that were shown. `protected` are the classes of protected files among them, `approved`
+    the classes that a person approved by name. `drift` says what to do if the real tree has changed: refuse, merge or force.
     """
 
     root: str
@@ -95,7 +95,7 @@ class Promote(_Request):
 
 @dataclass(frozen=True)
 class Undo(_Request):
-    """Undo a promotion, by its name."""
+    """Undo the promotion of this name."""
 
     root: str
     promotion: str
@@ -104,7 +104,7 @@ class Undo(_Request):
 
 @dataclass(frozen=True)
 class CallTool(_Request):
-    """Call a function that the caller gave to a program. The arguments are stored as a digest: they may contain anything."""
+    """Call a tool: a function of the caller that the sandboxed program may call. Of its arguments, only a digest is stored."""
 
     tool: str
     words_sha256: str
@@ -112,7 +112,7 @@ class CallTool(_Request):
 
     @classmethod
     def of(cls, tool: str, words: bytes) -> CallTool:
-        """Make the action from the complete message of the program."""
+        """Make the action. `words` is the complete message with which the program requests the call."""
         return cls(tool, sha256(words).hexdigest(), len(words))
 
 

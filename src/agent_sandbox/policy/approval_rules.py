@@ -1,10 +1,10 @@
 """Approval rules: which actions need approval, and whose approval counts.
 
-Rules only add questions: a denied action stays denied, and without a rule nothing needs approval. They see the analysis of a command by
-`readers.shell`, which is no security boundary: the view and the network are. So they err on the side of asking. Words are searched among
-all arguments of a program, and in code on the command line. If there are rules about commands, a command that cannot be fully understood
-needs approval too: a computed name, an unknown program, inline code. Code that a file, a package or a test suite runs is not seen: use
-`runs-code` where that matters.
+A rule can only require approval: a denied action stays denied, and without a rule nothing needs approval. Rules judge a command by the
+analysis of `readers.shell`, which is no security boundary (the view and the network are), so they err on the side of asking. Words are
+searched among all arguments of a program, and in code on the command line. If there are rules about commands, a command that cannot be
+fully understood needs approval too: a computed name, an unknown program, inline code. Code in files, packages and test suites is not
+analysed: use `runs-code` where that matters.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Word:
-    """The answer of one user, by kernel uid, and whether a second factor was shown for it."""
+    """The answer of one user to a request for approval: the uid of the user, and whether the user showed a second factor."""
 
     user: int
     factor: bool = False
@@ -31,7 +31,8 @@ class Word:
     def counts(self, needs: Iterable[str], approvers: Collection[int] | None, *, asker: int) -> bool:
         """Return whether this answer is enough for a request of `asker` with these `needs`. If `approvers` is None, everybody may answer.
 
-        As another user counts only root or a named approver: a user with subordinate ids for containers can write files under other uids.
+        If the answer of another user is needed, only root or a named approver counts as one: a user with subordinate ids for containers can
+        write files under other uids.
         """
         if approvers is not None and self.user not in approvers:
             return False
@@ -65,7 +66,7 @@ def question_about(rules: AskRules, action: Action) -> tuple[str, str] | None:
 
 
 def _understood(action: RunCommand) -> Understanding:
-    """Analyse a command, and add the command itself to the uses: shell built-ins are in no list of programs."""
+    """Analyse a command. The command itself is added to the uses, because the analysis leaves out shell builtins without effects."""
     from agent_sandbox.policy.tokens import spellings_of
     from agent_sandbox.readers.shell.analyze import understand_argv  # only needed if there are approval rules
     from agent_sandbox.readers.shell.effects import Use
@@ -76,7 +77,7 @@ def _understood(action: RunCommand) -> Understanding:
 
 
 def touched(rules: AskRules, understood: Understanding) -> tuple[str, ...]:
-    """Return the rules that an analysed command falls under, each with its reason after a colon, in rule order."""
+    """Return the approval rules that apply to an analysed command, each as `rule:reason`, in the order of the rules."""
     reasons = [f"commands:it is {pattern}" for pattern in rules.commands if any(_is(pattern.split(), use) for use in understood.uses)]
     if not reasons:
         named = (pattern for pattern in rules.commands if any(_names(pattern.split(), use) for use in understood.uses))
@@ -93,7 +94,7 @@ def touched(rules: AskRules, understood: Understanding) -> tuple[str, ...]:
 
 
 def _code(rules: AskRules, action: RunCode) -> tuple[str, str] | None:
-    """Judge bash as any other command line, if it was analysed; judge other languages only as code."""
+    """Return the rule that requires approval of code, and the reason; None if no rule does. Bash is judged as a command line."""
     if action.language == "bash" and (rules.about_commands or rules.opaque):
         if action.touches is None:
             return "opaque", "its effects were not analysed"
@@ -110,16 +111,16 @@ def _first(reasons: tuple[str, ...]) -> tuple[str, str] | None:
 
 
 def _is(pattern: list[str], use: Use) -> bool:
-    """Return whether a program is started with these words among its arguments, in this order, with any words between."""
+    """Return whether the pattern's program is started with the pattern's words among its arguments, in their order."""
     name, *words = pattern
     left = iter(use.arguments)
     return covers((name,), use.tool.rpartition("/")[2]) and all(any(_same(word, each) for each in left) for word in words if word != "**")
 
 
 def _names(pattern: list[str], use: Use) -> bool:
-    """Return whether a program is given the pattern's program, rather than being it.
+    """Return whether a program gets the name of the pattern's program in its arguments.
 
-    That is: as a file to copy, link or load, or inside code that it runs, together with the other words.
+    It may be the path of a file to copy, link or load, or a word in code that the program runs, together with the pattern's other words.
     """
     name, *words = (word for word in pattern if word != "**")
     if any("/" in each and covers((name,), each.rpartition("/")[2]) for each in use.arguments):
@@ -131,9 +132,9 @@ def _names(pattern: list[str], use: Use) -> bool:
 
 
 def _typed_in(use: Use) -> str:
-    """Describe a program that runs code from the command line or standard input, in a language other than a shell's.
+    """Return a sentence about code that a program runs from the command line or standard input and that is not analysed.
 
-    Empty for any other program.
+    Empty if there is no such code. The code of shells is analysed.
     """
     for effect in use.effects:
         typed = " -" in effect.what or effect.what == "standard input" or use.tool.endswith("=")

@@ -1,7 +1,7 @@
 """Decide whether an action is allowed.
 
 Pure on purpose: a decision depends only on its arguments. So the same question always has the same answer, and no fact can change between
-reading and deciding. `engine.gate` has the effects. A verdict refuses early and explains; the runtime is the security boundary.
+reading and deciding. `engine.gate` acts on the verdict. A verdict refuses early and explains; the runtime is the security boundary.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LARGEST_SOURCE = 16 << 20  # bytes of source, which is copied in memory several 
 
 @dataclass(frozen=True)
 class Reason:
-    """The rule that decided, the reason, and the remedy."""
+    """The reason for a verdict: the rule that decided, an explanation, and the remedy."""
 
     rule: str
     why: str
@@ -37,8 +37,8 @@ class Allow:
 class Deny:
     """The action is denied.
 
-    `missing` is the pattern of the capability that would allow it; empty if none would. `program` is the program that would have to be
-    allowed.
+    `missing` is the pattern of the capability that would allow it; empty if none would. `program` is the program that must be allowed
+    first; empty if allowing a program would not help.
     """
 
     because: Reason
@@ -90,14 +90,14 @@ def _asked(policy: Policy, action: Action) -> Ask | None:
 
 
 def granting(pattern: str) -> str:
-    """Return the command line that grants what a pattern covers."""
+    """Return the `agent-sandbox grant` command that grants the actions of a pattern."""
     from shlex import quote
 
     return f"agent-sandbox grant {quote(pattern)} --for 10m"
 
 
 def lifting(program: str) -> str:
-    """Return the command line that allows a program for a time."""
+    """Return the `agent-sandbox grant` command that allows a program for a time."""
     from shlex import quote
 
     return f"agent-sandbox grant --elevate --allow {quote(program)} --for 10m"
@@ -168,9 +168,9 @@ def refused_program(policy: Policy, programs: Iterable[str]) -> Deny | None:
 
 
 def _started(argv: tuple[str, ...], shell: bool) -> tuple[str, ...]:
-    """Return the programs that a command is understood to start.
+    """Return the programs that a command starts, as far as its analysis shows.
 
-    If shells are allowed, the shell that reads a command line is not in the result.
+    If `shell` is true, the shell that reads a command line is left out, and only the programs of that line are returned.
     """
     from agent_sandbox.readers.shell.analyze import understand, understand_argv  # only needed if programs are restricted
 
@@ -194,9 +194,10 @@ def _permitting(policy: Policy, program: str) -> str:
 
 
 def _is_plain(name: str) -> bool:
-    """Return whether a name chosen by an agent is literal wherever a person may type or copy it from a hint.
+    """Return whether a program's name has no special characters, so that a person can safely copy it from a hint.
 
-    That is: to a shell, in a comma-separated list, and as a pattern, where `*` would allow everything.
+    The name comes from an agent. It must stand for itself in a shell, in a comma-separated list, and as a pattern, where `*` would allow
+    everything.
     """
     return name.replace("-", "").replace(".", "").replace("_", "").replace("+", "").isalnum() and name.isascii() and name[0] != "-"
 
@@ -211,7 +212,7 @@ def _promotion(policy: Policy, action: Promote) -> Allow | Deny:
 
 
 def _writing(policy: Policy, action: Promote | Undo) -> Deny | None:
-    """Refuse if the sandbox may not write, and so has nothing to promote, or if the tree is outside its reach."""
+    """Return a refusal if the sandbox may not write, and so has nothing to promote, or does not show the tree; otherwise None."""
     if not policy.files.write:
         return Deny(Reason("promotion", f"the policy {policy.name!r} allows no changes of files", "use a sandbox that may write"))
     if not (policy.files.reaches(action.root) or action.root == "/"):

@@ -1,7 +1,7 @@
 """Elevation: the rules that a person lifts for a time, and the policy that results. Pure.
 
-The ceiling stays: everything that the system's own policy file denies stays denied, and a limit rises no further than the file says.
-Approval rules stay as they are.
+The system's own policy file is the ceiling: everything that it denies stays denied, and no limit rises above the limit it sets. Approval
+rules stay as they are.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from agent_sandbox.policy.secrets import Mask, reveal
 
 @dataclass(frozen=True)
 class Elevation:
-    """The rules lifted: programs to allow, limits by their names in `Limits`, and hidden or denied paths to show."""
+    """The rules to lift: programs to allow, limits to raise (by their names in `Limits`), and hidden or denied paths to show."""
 
     programs: tuple[str, ...] = ()
     limits: tuple[tuple[str, float], ...] = ()
     paths: tuple[str, ...] = ()
 
     def sorts(self) -> tuple[str, ...]:
-        """Return the kinds of rules that it lifts, as `approvals.elevate` names them."""
+        """Return the kinds of rules that the elevation lifts, named as in the setting `approvals.elevate`."""
         return tuple(name for name in LIFTABLE if getattr(self, name))
 
     def only(self, sorts: Iterable[str] | None) -> Elevation:
-        """Return the part that these kinds of rules cover; all of it for None."""
+        """Return the elevation reduced to these kinds of rules; for None, all of it."""
         return self if sorts is None else Elevation(**{name: getattr(self, name) for name in LIFTABLE if name in sorts})
 
     def describe(self) -> str:
-        """Describe it in words."""
+        """Describe the elevation in words."""
         limits = [f"{name.replace('_', ' ')} up to {value:g}" for name, value in self.limits]
         return "; ".join(
             f"{sort} {', '.join(items)}"
@@ -42,7 +42,7 @@ class Elevation:
 
 
 def elevated(policy: Policy, what: Elevation, ceiling: Policy) -> Policy:
-    """Return the policy with these rules lifted, as far as the ceiling permits. Never narrower than before."""
+    """Return the policy with these rules lifted, as far as the ceiling permits. The result never permits less than the policy."""
     programs = _programs(policy.programs, what.programs, ceiling.programs)
     limits = _limits(policy.limits, dict(what.limits), ceiling.limits)
     # Drop the guarantees implied by a limit that is gone. Keep those that other rules require.

@@ -1,4 +1,4 @@
-"""Policies in words: the meaning of a policy, its answer to a command, and oddities of a file. For `policy explain`, `test`, `lint`."""
+"""Explain a policy in words, try it on a command, and find oddities in policy files: `policy explain`, `policy test`, `policy lint`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from agent_sandbox.readers.shell.wrappers import BUILTINS
 
 @dataclass(frozen=True)
 class Tried:
-    """The answer of a policy to a command: the verdict, and the analysis of the command that its reasons come from."""
+    """The verdict of a policy on a command, and the analysis of the command."""
 
     verdict: Verdict
     understood: Understanding
@@ -29,7 +29,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Remark:
-    """An oddity of a policy file: the key, the problem and the remedy."""
+    """An oddity in a policy file: the key, the problem and the remedy."""
 
     key: str
     what: str
@@ -135,7 +135,7 @@ def try_command(policy: Policy, command: str | Sequence[str]) -> Tried:
 
 
 def lint(layers: Iterable[Document], found: Effective | None = None) -> tuple[Remark, ...]:
-    """Return the oddities of policy files: settings without effect, unknown tools, and settings that mean less than they seem to."""
+    """Return the oddities in policy files: settings without effect, unknown tools, and settings that restrict less than they seem to."""
     remarks: list[Remark] = []
     for layer in layers:
         remarks += _contradictions(layer)
@@ -174,9 +174,9 @@ def _contradictions(layer: Document) -> list[Remark]:
 
 
 def _says_nothing(layer: Document, key: str) -> bool:
-    """Return whether a setting has no effect: a layer can only take away, and true permits nothing new.
+    """Return whether a setting has no effect because it is true: a layer can only restrict, and true permits.
 
-    A few settings take away when they are true.
+    The settings in `_TAKES_AWAY` are different: they restrict if they are true.
     """
     return layer.get(key) is True and key in BY_KEY and key not in _TAKES_AWAY
 

@@ -1,7 +1,7 @@
-"""Rules for network hosts. This version has no network for sandboxes: the rules state wishes, and are validated.
+"""Rules for network hosts. They are validated but have no effect: in this version, sandboxes have no network.
 
-A host is written as in a URL: `api.example.com`, `192.0.2.1`, `[2001:db8::1]`, or `*.example.com` for every name beneath `example.com`, at
-any depth, but not itself. Names are compared in lower case, without a final dot, in their ASCII form.
+A host is written as in a URL: `api.example.com`, `192.0.2.1`, `[2001:db8::1]`. `*.example.com` is every name beneath `example.com`, at any
+depth, but not `example.com` itself. Names are compared in lower case, without a final dot, in their ASCII form.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-_")
 
 @dataclass(frozen=True)
 class NetworkRules:
-    """The connections that are permitted.
+    """The network connections that are permitted.
 
     Allowed hosts come in groups, one for each layer, and a host must be in all groups. The same holds for ports.
     """
@@ -31,7 +31,7 @@ class NetworkRules:
     localhost: bool = False
 
     def permits(self, host: str, port: int) -> bool:
-        """Return whether a connection may be opened. Judges names only: the egress judges the resolved addresses again."""
+        """Return whether a connection may be opened. Judges the host as written, not the addresses it resolves to."""
         name = canonical_host(host)
         if not self.outbound or covers(self.denied, name) or not all(port in group for group in self.ports):
             return False
@@ -40,7 +40,7 @@ class NetworkRules:
         return all(covers(group, name) for group in self.hosts)
 
     def narrowed(self, other: NetworkRules) -> NetworkRules:
-        """Return the rules that permit only what both permit."""
+        """Return rules that permit only what both sets of rules permit."""
         return NetworkRules(
             self.outbound and other.outbound,
             self.inbound and other.inbound,
@@ -52,7 +52,7 @@ class NetworkRules:
 
     @property
     def asks(self) -> bool:
-        """Whether any network access is wished for."""
+        """Whether any network access is asked for."""
         return self.outbound or self.inbound
 
 
@@ -65,7 +65,7 @@ def network_rules(
     ports: Iterable[int] | None = None,
     localhost: bool = False,
 ) -> NetworkRules:
-    """Make the rules of one layer. Raises `PolicyError` naming an invalid value.
+    """Return the network rules of one layer. Raises `PolicyError` naming an invalid value.
 
     Without `hosts`, every host is allowed; without `ports`, every port.
     """
@@ -75,7 +75,7 @@ def network_rules(
 
 
 def canonical_pattern(written: object) -> str:
-    """Return the canonical form of a host, or of `*.` and a name."""
+    """Return the canonical form of a host, of `*.` and a host, or of `*` for every host. Raises `PolicyError` for anything else."""
     if isinstance(written, str) and written == "*":
         return "*"
     if isinstance(written, str) and written.startswith("*."):
@@ -116,7 +116,7 @@ def canonical_host(written: object) -> str:
 
 
 def canonical_port(written: object) -> int:
-    """Return a valid port number. Raises `PolicyError` for anything else."""
+    """Return the port if it is a valid port number. Raises `PolicyError` for anything else."""
     if isinstance(written, bool) or not isinstance(written, int) or not 0 < written < 65536:
         raise PolicyError(f"not a port: {written!r}", hint="ports are whole numbers from 1 to 65535")
     return written
@@ -128,7 +128,7 @@ def covers(patterns: Iterable[str], host: str) -> bool:
 
 
 def is_local(host: str) -> bool:
-    """Return whether a canonical host names this machine, judging by its spelling."""
+    """Return whether a canonical host is a name or address of this machine, such as `localhost`. Nothing is resolved."""
     return covers(_LOCAL, host) or host.startswith("127.") or host in ("::1", "0.0.0.0", "::")
 
 

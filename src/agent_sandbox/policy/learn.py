@@ -2,14 +2,14 @@
 
 The rules for smallest are few enough to state:
 
-- A path in the project asks for the project. Elsewhere a file asks for itself; one that was made or removed asks for its directory.
-- More than three names in one directory ask for the directory (twenty for one right below `/`).
+- For a path in the project, the project is proposed. Elsewhere the file itself is proposed; if it was made or removed, its directory.
+- For more than three names in one directory, the directory is proposed (more than twenty if it is right below `/`).
 - Never proposed: `/`, a home, and directories above a home or above the project; a secret that the view hides; anything that a higher
   policy forbids.
-- Caches written below the files that every view shows (`/usr/lib/…/__pycache__`) ask for nothing: programs do without.
-- Amounts are the usage, times a factor, rounded up; never more than the limit of the run.
+- Nothing is proposed for caches written below the files that every view shows (`/usr/lib/…/__pycache__`): programs do without.
+- A limit is the usage, times a factor, rounded up; never more than the limit of the run.
 
-Everything left out is reported. Files that a program looked for and did not find ask for nothing.
+Everything left out is reported. Nothing is proposed for files that a program looked for and did not find.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _DNS_PORT = 53  # the DNS port; lookups are observed as such
 
 @dataclass(frozen=True)
 class Spent:
-    """The highest usage of the runs; 0 if not counted."""
+    """The highest usage of each resource in the observed runs; 0 if it was not counted."""
 
     wall_seconds: float = 0.0
     cpu_seconds: float = 0.0
@@ -45,7 +45,7 @@ class Spent:
 
 
 def amount_lines(spent: Spent, limits: Limits, left_out: list[str]) -> list[ProposedSetting]:
-    """Propose limits that leave room for the usage. Resources that are not counted here are left out."""
+    """Propose limits that leave room for the usage. If processes were not counted, says so in `left_out`."""
     if not spent.processes:
         left_out.append("processes.max: nothing counts them here")
     wall, cpu = round(spent.wall_seconds, 1), round(spent.cpu_seconds, 1)
@@ -61,7 +61,10 @@ def amount_lines(spent: Spent, limits: Limits, left_out: list[str]) -> list[Prop
 
 
 def _amount(key: str, used: float, unit: str, *, factor: int, least: int, most: float | None) -> list[ProposedSetting]:
-    """Propose a power of two times `least`, so that the next run of the same command proposes the same."""
+    """Propose a limit of `used` times `factor`, rounded up to a power of two times `least`, so that similar runs give the same limit.
+
+    Empty if the limit of the run, `most`, is not higher than that.
+    """
     value = least
     while value < used * factor:
         value *= 2
@@ -79,7 +82,7 @@ def _in_mib(count: int | None) -> int | None:
 
 
 def network_lines(seen: Iterable[ObservedAttempt], left_out: list[str]) -> list[ProposedSetting]:
-    """Propose the hosts and ports that were wanted. The sandbox's own loopback needs no setting."""
+    """Propose the hosts and ports that programs tried to reach. The sandbox's own loopback needs no setting."""
     hosts: dict[str, dict[str, None]] = {}
     ports: dict[int, dict[str, None]] = {}
     inbound: dict[str, None] = {}
@@ -131,7 +134,7 @@ class Nature(Enum):
 
 
 class ObservedAttempt(Protocol):
-    """One attempt of a program: see `runtime.observe`."""
+    """One attempt of a program to use a file or the network, as `runtime.observe` reports it."""
 
     @property
     def kind(self) -> str: ...
@@ -145,7 +148,7 @@ class ObservedAttempt(Protocol):
 
 @dataclass(frozen=True)
 class RunContext:
-    """The surroundings of the run. `given` is present under every policy, read-only; `starts` are the directories in which work began."""
+    """The surroundings of the run. `given` are paths that every policy shows read-only; `starts` are the directories of the commands."""
 
     project: str
     home: str
@@ -157,9 +160,9 @@ class RunContext:
 
 @dataclass(frozen=True)
 class Programs:
-    """The names that a list of programs must have, each with its reason; or why no list of names would do.
+    """The programs that a policy must allow, each with its reason. `unnameable` is the reason if no list of names is enough.
 
-    `notes` are remarks about them, above all which interpreters come with them.
+    `notes` are remarks for people, above all about interpreters that come with these programs.
     """
 
     names: tuple[Asked, ...] = ()
@@ -181,10 +184,10 @@ def learn(
     spent: Spent,
     leads: Mapping[str, str] = NOWHERE,
 ) -> Proposal:
-    """Return the proposal.
+    """Return the smallest policy that would have allowed the observed run, as a proposal.
 
-    `natures` has every path that was seen or changed; one that is `MADE` need not have been seen. `leads` maps names to their link targets,
-    which are shown with them: if the name itself is allowed, the target need not be.
+    `natures` has the kind of every path that was seen or changed. `leads` maps links to their targets. A view shows the target of an
+    allowed link, so the target need not be allowed itself.
     """
     seen = tuple(seen)
     uses, left_out = _uses(seen, natures, place)
@@ -195,7 +198,7 @@ def learn(
 
 
 def _uses(seen: Iterable[ObservedAttempt], natures: Mapping[str, Nature], place: RunContext) -> tuple[dict[str, _Use], list[str]]:
-    """Return the paths that a policy must show beyond the given ones, and remarks on those left out."""
+    """Return the paths that a policy must show beyond those that every policy shows, and remarks on paths left out."""
     uses: dict[str, _Use] = {}
     left_out: list[str] = []
     for each in seen:
@@ -272,7 +275,10 @@ def _tree_for(path: str, natures: Mapping[str, Nature], place: RunContext) -> st
 
 
 def _gathered(wanted: dict[str, _Use], place: RunContext, leads: Mapping[str, str]) -> dict[str, _Use]:
-    """Merge several names in one directory into the directory, and paths inside another wanted path into that one."""
+    """Merge paths: many names in one directory into the directory, and a path inside another wanted path into that path.
+
+    The target of a wanted link is merged into the link.
+    """
     trees = dict(wanted)
     while True:
         inside: dict[str, list[str]] = {}
@@ -326,7 +332,7 @@ def _process_lines(programs: Programs, left_out: list[str]) -> list[ProposedSett
 
 
 def _remarks(programs: Programs) -> tuple[str, ...]:
-    """Return warnings about a proposal for people who may adopt it. The notes cover the interpreters."""
+    """Return warnings for people who may adopt a proposal: about programs that start other programs, and the notes."""
     starters = [asked.text for asked in programs.names if is_open(asked.text) and not interprets(asked.text)]
     return (*(f"{name} starts other programs, and does with them whatever the sandbox permits" for name in starters), *programs.notes)
 

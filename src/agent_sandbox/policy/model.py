@@ -114,7 +114,7 @@ class FileRules:
         )
 
     def leads_to(self, path: str) -> bool:
-        """Return whether a normalised path is the anchor of an allowed pattern: visible as the way to the allowed files."""
+        """Return whether a normalised path is the directory where an allowed wildcard pattern begins, visible as the way to its files."""
         return self._unbarred(path) and any(not isinstance(pattern, Tree) and anchor(pattern) == path for pattern in self.allowed)
 
     def _unbarred(self, path: str) -> bool:
@@ -131,13 +131,13 @@ class FileRules:
 
 @dataclass(frozen=True)
 class ProgramRules:
-    """The programs that may be started, by patterns of their names. The view enforces it by leaving out other programs.
+    """The programs that may be started, by patterns of their names. The view enforces the rules: it leaves out all other programs.
 
     Allowed patterns come in groups, one for each policy layer, and a name must match all groups: so layers can only narrow. A denied name
-    is denied even if it is also allowed. Without groups: every program that the view shows, except denied ones.
+    is denied even if it is also allowed. Without groups, every program that the view shows is allowed, except denied ones.
 
-    Without `shell` no shell may be started. With it, the shell that reads a command line is present even if no group names it: the programs
-    that it starts are judged. With `lines`, bash and sh are always present.
+    Without `shell`, no shell may be started. With `shell`, a shell may read a command line even if no group names the shell: the programs
+    that the line starts are judged. With `lines`, bash and sh match every group.
     """
 
     groups: tuple[tuple[str, ...], ...] = ()
@@ -151,7 +151,7 @@ class ProgramRules:
 
     @property
     def restricts(self) -> bool:
-        """Whether the view has any program to leave out."""
+        """Whether the rules forbid any program."""
         return bool(self.groups or self.denied) or not self.shell
 
     def permits(self, program: str) -> bool:
@@ -164,11 +164,11 @@ class ProgramRules:
         return (self.lines and name in LINE_SHELLS) or all(covers(group, name) for group in self.groups)
 
     def denies(self, *names: str) -> str:
-        """Return the first of one file's names that is denied, or is a shell where none is allowed; empty if none."""
+        """Return the first of these names that is denied, or is a shell while no shell is allowed; empty if there is none."""
         return next((name for name in names if covers(self.denied, name) or (name in SHELLS and not self.shell)), "")
 
     def narrowed(self, *, allowed: Iterable[str] | None = None, denied: Iterable[str] = (), shell: bool = True) -> ProgramRules:
-        """Return rules that permit only what both permit."""
+        """Return rules that permit only what these rules and the given patterns both permit."""
         groups = self.groups if allowed is None else (*self.groups, tuple(allowed))
         return ProgramRules(tuple(dict.fromkeys(groups)), tuple(dict.fromkeys((*self.denied, *denied))), self.shell and shell, self.lines)
 
@@ -183,10 +183,11 @@ EVERY_PROGRAM = ProgramRules()
 
 @dataclass(frozen=True)
 class AskRules:
-    """The actions that need approval. `opaque` defaults to true if there are rules about commands.
+    """The actions that need approval.
 
-    `commands` are words: `git push **` is git with `push` among its arguments. `approvers` are the users whose approval counts; None means
-    all. `needs` are further conditions on an approval. `elevate` are the kinds of rules that may be lifted for a time; None means all.
+    `commands` are words: `git push **` is git with `push` among its arguments. `opaque` is for commands that cannot be fully analysed; it
+    defaults to true if there are rules about commands. `approvers` are the users whose approval counts; None means all. `needs` are further
+    conditions on an approval. `elevate` are the kinds of rules that may be lifted for a time; None means all.
     """
 
     commands: tuple[str, ...] = ()
@@ -211,7 +212,7 @@ class AskRules:
 
     @property
     def about_commands(self) -> bool:
-        """Whether the effects of a command must be analysed."""
+        """Whether there are rules about commands, so that the effects of a command must be analysed."""
         return bool(self.commands or self.effects)
 
     @property
@@ -220,7 +221,9 @@ class AskRules:
         return bool(self.about_commands or self.tools or self.promotions or self.protected or self.opaque)
 
     def narrowed(self, other: AskRules) -> AskRules:
-        """Combine two sets of rules: all questions and needs of either, and only the approvers and elevations of both."""
+        """Return rules that ask whenever one of the two asks, with the needs of both, and only the approvers and elevations that both
+        permit.
+        """
         return AskRules(
             _union(self.commands, other.commands),
             _union(self.effects, other.effects),
@@ -267,7 +270,7 @@ class Policy:
 
 
 def implied(processes: bool, limits: Limits, programs: ProgramRules = EVERY_PROGRAM) -> frozenset[Guarantee]:
-    """Return the guarantees without which the other fields of a policy would mean nothing."""
+    """Return the guarantees that the other fields of a policy rely on: without them, those fields would promise nothing."""
     conditional = {
         Guarantee.NO_NEW_PROCESSES: not processes,
         Guarantee.PROGRAMS_CONFINED: processes and programs.restricts,
@@ -303,7 +306,7 @@ def locked(
 ) -> Policy:
     """Return the preset of the SDK: everything is off until it is named.
 
-    `allowed=EVERYWHERE` is the whole machine, less masks and `denied`.
+    `allowed=EVERYWHERE` is the whole machine except the masks and `denied`.
     """
     limits = limits or Limits()
     files = FileRules(read, write, tuple(allowed), tuple(denied), allow_hidden, tuple(masks))
@@ -327,7 +330,7 @@ def cloned(
 
 
 def repeatable(policy: Policy) -> Policy:
-    """Return the same policy, requiring deterministic runs."""
+    """Return the same policy, with deterministic runs required."""
     return replace(policy, requires=policy.requires | {Guarantee.DETERMINISTIC})
 
 
@@ -336,7 +339,7 @@ def _hidden(path: str, pattern: PathPattern) -> bool:
 
 
 def check_command(text: str) -> None:
-    """Raise `PolicyError` unless these are the words of a command."""
+    """Raise `PolicyError` unless the text is a valid pattern of a command, such as `git push **`."""
     words = text.split()
     if not words or words[0] == "**" or "**" in words[:-1] or not text.isprintable():
         raise PolicyError(f"not the words of a command: {text!r}", hint='write "git push **" or "npm publish"')
@@ -344,7 +347,7 @@ def check_command(text: str) -> None:
 
 
 def check_one_of(text: str, known: Iterable[str], name: str) -> None:
-    """Raise `PolicyError` unless the name is one of those known."""
+    """Raise `PolicyError` unless the text is one of those known. `name` is what the text names, for the message."""
     if text not in known:
         raise PolicyError(f"there is no {name} {text!r}", hint=f"use one of {', '.join(known)}")
 

@@ -32,13 +32,13 @@ class Wild(Enum):
 
 @dataclass(frozen=True)
 class OneOf:
-    """One character within any of the ranges or, if negated, within none. Never a slash."""
+    """A token such as `[a-z]`: one character within any of the ranges or, if negated, within none. Never a slash."""
 
     ranges: tuple[tuple[str, str], ...]
     negated: bool
 
     def takes(self, character: str) -> bool:
-        """Return whether it matches this character."""
+        """Return whether the token matches this character."""
         inside = any(low <= character <= high for low, high in self.ranges)
         return character != "/" and inside != self.negated
 
@@ -71,12 +71,12 @@ def scan(component: str) -> list[Token]:
 
 
 def literal(tokens: Sequence[Token]) -> str | None:
-    """Return the text of tokens without wildcards; otherwise None."""
+    """Return the text of the tokens; None if one of them is a wildcard."""
     return "".join(token for token in tokens if isinstance(token, str)) if all(isinstance(token, str) for token in tokens) else None
 
 
 def spans(tokens: Sequence[Token], text: str) -> bool:
-    """Return whether the tokens match the text, or a directory above it: a prefix that ends before a slash."""
+    """Return whether the tokens match the whole text, or the path of a directory above it."""
     states = _reached({0}, tokens)
     for character in text:
         if character == "/" and len(tokens) in states:
@@ -102,7 +102,7 @@ def _stepped(states: Iterable[int], tokens: Sequence[Token], character: str) -> 
 
 
 def _reached(states: set[int], tokens: Sequence[Token]) -> set[int]:
-    """Add the states reachable without a character: past an ANY, or past a MAYBE_DIRECTORIES and its ANY."""
+    """Add the states that are reachable without reading a character. A state is the number of tokens matched so far."""
     waiting = list(states)
     while waiting:
         state = waiting.pop()
@@ -115,7 +115,7 @@ def _reached(states: set[int], tokens: Sequence[Token]) -> set[int]:
 
 
 def _bracket(component: str, start: int) -> tuple[Token, int]:
-    """Parse `[…]`: return its token, and where it ends. `start` is after the opening bracket."""
+    """Parse `[…]`. Returns its token and the position after it. `start` is the position after the opening bracket."""
     negated = component[start : start + 1] == "!"
     first = start + negated
     end = component.find("]", first + 1)  # a ] in first place is itself a member
@@ -140,21 +140,21 @@ def _bracket(component: str, start: int) -> tuple[Token, int]:
 
 @dataclass(frozen=True)
 class Tree:
-    """This path, and everything beneath it."""
+    """A path, and everything beneath it."""
 
     path: str
 
 
 @dataclass(frozen=True)
 class Beneath:
-    """Everything beneath this directory; the directory itself exists only as the way there."""
+    """Everything beneath a directory. The directory itself is visible only as the way there."""
 
     path: str
 
 
 @dataclass(frozen=True)
 class Glob:
-    """Names beneath `directory` that match `pattern`. A view may list or refuse them, but cannot cover names that appear later."""
+    """Paths beneath `directory` that match `pattern`. A view applies it to the paths that exist when the view is built."""
 
     directory: str
     pattern: str
@@ -164,7 +164,7 @@ PathPattern = Tree | Beneath | Glob
 
 
 def anchor(pattern: PathPattern) -> str:
-    """Return the longest path without wildcards that the pattern starts from."""
+    """Return the part of the pattern before its first wildcard, which is a path."""
     return pattern.directory if isinstance(pattern, Glob) else pattern.path
 
 
@@ -199,7 +199,7 @@ def parse(pattern: str | bytes, *, home: str | None = None) -> PathPattern:
 
 
 def covering(texts: Iterable[str], *, project: str, home: str) -> Callable[[str], bool]:
-    """Return a test of whether one of the patterns covers a normalised path.
+    """Return a function that tells whether one of the patterns covers a normalised path.
 
     Relative patterns are relative to the project. Raises PolicyError as `parse` does.
     """

@@ -1,4 +1,4 @@
-"""Names of programs: patterns of them, and the programs that run other code.
+"""Patterns of program names, and the names of programs that run other code.
 
 A pattern is a file name, with `*`, `?` and `[a-z]` as in paths: `python*`. `model.ProgramRules` says which programs may be started.
 """
@@ -23,7 +23,7 @@ STARTERS = ("env", "xargs", "find", "make", "git", "ssh", "tar", "vim", "vi", "n
 
 
 def reads_a_line(argv: Sequence[str]) -> bool:
-    """Return whether a command is a shell with one command line and nothing else."""
+    """Return whether a command is a shell, `-c` and one command line, and nothing else."""
     return len(argv) == 3 and argv[0].rpartition("/")[2] in POSIX_SHELLS and argv[1] == "-c"
 
 
@@ -38,7 +38,7 @@ def interprets(program: str) -> bool:
 
 
 def is_pattern(name: str) -> bool:
-    """Return whether a name matches several programs."""
+    """Return whether a name contains a wildcard, so that it may match several programs."""
     return literal(_scanned(name)) is None
 
 
@@ -53,7 +53,7 @@ def _scanned(pattern: str) -> tuple[Token, ...]:
 
 
 def check_name(pattern: object) -> None:
-    """Raise `PolicyError` unless this is a pattern of a file name."""
+    """Raise `PolicyError` unless this is a valid pattern of program names."""
     if not isinstance(pattern, str) or not pattern or "/" in pattern or "\0" in pattern:
         raise PolicyError(f"not the name of a command: {pattern!r}", hint='write the name alone: "git", "python*"')
     try:

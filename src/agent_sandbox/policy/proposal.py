@@ -1,7 +1,7 @@
 """A proposed policy: its settings, each with its reason, and their form as TOML.
 
-Names come from guests. No name can end its line, its quotation marks or its comment: unprintable characters are escaped, in strings as TOML
-escapes. A wildcard in a name is escaped to match itself. A name that would not read back identically is not written.
+Names come from guests and may be hostile. No name can end its line, its quotation marks or its comment: unprintable characters are escaped,
+in strings as TOML escapes. A wildcard in a name is escaped to match itself. A name that would not read back identically is not written.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LONGEST_COMMENT = 160
 
 @dataclass(frozen=True)
 class Asked:
-    """One item of a list, as written in a policy, and its reason."""
+    """One item of a proposed list, as written in a policy, and its reason."""
 
     text: str
     because: str
@@ -30,7 +30,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class ProposedSetting:
-    """One setting and its reason; in a list, each item has its own."""
+    """One proposed setting and its reason. If its value is a list, each item may have its own reason."""
 
     key: str
     value: Any
@@ -44,7 +44,7 @@ class ProposedSetting:
 
 @dataclass(frozen=True)
 class Proposal:
-    """The proposed settings, those left out with the reason, and remarks. Nothing was learnt about the settings in `unknown`."""
+    """The proposed settings, the things left out and why, and remarks. `unknown` are settings about which nothing was learnt."""
 
     lines: tuple[ProposedSetting, ...]
     left_out: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ def _plain(value: Any) -> Any:
 
 
 def pattern_of(path: str, home: str) -> str | None:
-    """Return the pattern for exactly this file, or this directory and everything beneath it; None if there is none."""
+    """Return the pattern for exactly this file, or this directory and everything beneath it; None if no pattern can express it."""
     inside = path.startswith(home.rstrip("/") + "/") and home != "/"
     text = _literal(f"~{path[len(home.rstrip('/')) :]}" if inside else path)
     try:
@@ -71,7 +71,7 @@ def pattern_of(path: str, home: str) -> str | None:
 
 
 def name_pattern(name: str) -> str | None:
-    """Return the pattern that matches only the program of this name; None if there is none."""
+    """Return the pattern that matches only the program of this name; None if no pattern can express it."""
     text = _literal(name)
     try:
         check_name(text)
@@ -85,7 +85,7 @@ def _literal(name: str) -> str:
 
 
 def _can_be_written(text: str) -> bool:
-    """Return whether TOML can express it, and the schema accepts it."""
+    """Return whether a text can be written into a policy file."""
     return "\\" not in text and not any(0xD800 <= ord(character) <= 0xDFFF for character in text)
 
 

@@ -17,7 +17,7 @@ from agent_sandbox.policy.paths import contains, normalise
 
 @dataclass(frozen=True)
 class Mask:
-    """A path that is hidden, with everything beneath it, and the reason for a person who misses it."""
+    """A hidden path, with everything beneath it, and the reason, to be shown to a person who looks for the path."""
 
     path: str
     why: str
@@ -110,9 +110,9 @@ def default_masks(
 ) -> tuple[Mask, ...]:
     """Return everything hidden by default, sorted by path, each path once.
 
-    In the user's own homes, certain names are hidden. Another user's home is hidden as a whole. Only the same names are
-    hidden in it if it overlaps one of our homes or a project (except `/`), or lies in a shared directory (`/opt`, `/srv`, `/var/www`).
-    `state_dirs` hold the product's own state: other runs, layers and the ledger. `keys_dirs` have the ledger's key.
+    In the user's own homes, certain names are hidden. Another user's home is hidden as a whole, unless it overlaps one of our homes or a
+    project (except `/`), or lies in a shared directory (`/opt`, `/srv`, `/var/www`): then only those names are hidden in it. `state_dirs`
+    hold the product's own state: other runs, layers and the ledger. `keys_dirs` have the ledger's key.
     """
     own, used = list(map(normalise, homes)), list(map(normalise, projects))
     masks: dict[str, Mask] = {}
@@ -138,9 +138,9 @@ def default_masks(
 
 
 def reveal(masks: tuple[Mask, ...], path: str | bytes) -> tuple[Mask, ...]:
-    """Return the masks without the one on exactly this path. A revealed home still hides the names hidden in one's own.
+    """Return the masks without the mask on exactly this path. If it is another user's home, certain names in it stay hidden.
 
-    Raises `PolicyError` if there is no such mask, naming the mask that hides the path, if one does.
+    Raises `PolicyError` if there is no such mask, naming the mask above that hides the path, if one does.
     """
     wanted = normalise(path)
     remaining = {mask.path: mask for mask in masks}

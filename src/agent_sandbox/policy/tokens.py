@@ -32,28 +32,28 @@ Pattern = tuple[str, ...]
 
 @dataclass(frozen=True)
 class ForSandbox:
-    """Only in this sandbox. Every token has this caveat from the start: a stolen token is useless elsewhere."""
+    """A caveat: only in this sandbox. Every token has it from the start, so a stolen token is useless elsewhere."""
 
     sandbox: str
 
 
 @dataclass(frozen=True)
 class Until:
-    """Only before this time, in seconds since the epoch."""
+    """A caveat: only before this time, in seconds since the epoch."""
 
     time: float
 
 
 @dataclass(frozen=True)
 class Times:
-    """Only this many uses. The count belongs to the token that first had the caveat: all tokens derived from that token share it."""
+    """A caveat: only this many uses. All tokens derived from the token that first had the caveat share one count."""
 
     limit: int
 
 
 @dataclass(frozen=True)
 class Only:
-    """Only actions that one of these patterns covers, word by word: `run git log **`, `promote /home/u/project`, `run make *`.
+    """A caveat: only actions that one of these patterns covers, word by word: `run git log **`, `promote /home/u/project`, `run make *`.
 
     A word that ends with `*` covers every word with that prefix. `**` in last place covers any number of words, including none. Nothing
     else is special.
@@ -67,7 +67,7 @@ Caveat = ForSandbox | Until | Times | Only
 
 @dataclass(frozen=True)
 class Token:
-    """A capability token. It is a secret: anyone who has it, in its sandbox, may use it."""
+    """A capability token. It is a secret: anyone who has it may use it in its sandbox."""
 
     identity: bytes
     caveats: tuple[bytes, ...]  # encoded, as they are signed
@@ -86,10 +86,10 @@ class Token:
 
 @dataclass(frozen=True)
 class Genuine:
-    """A token with a valid signature.
+    """The contents of a token with a valid signature.
 
-    `names` are its own and those of the tokens it was derived from; each can be revoked by name. `counts` are the limits on its use, each
-    with the name it is counted under. `until` is the earliest expiry.
+    `names` are the names of the token and of the tokens it was derived from; each can be revoked by name. `counts` are the limits on its
+    use, each with the name it is counted under. `until` is the earliest expiry.
     """
 
     names: tuple[str, ...]
@@ -99,7 +99,7 @@ class Genuine:
 
 @dataclass(frozen=True)
 class RefusedToken:
-    """A token that allows nothing here, with the reason."""
+    """The refusal of a token, with the reason."""
 
     why: str
 
@@ -107,7 +107,7 @@ class RefusedToken:
 def mint(key: Seal, identity: bytes, caveats: tuple[Caveat, ...]) -> Token:
     """Make a new token. `identity` is 16 random bytes, never used before.
 
-    Raises `ValueError` without a sandbox, or if a caveat is invalid.
+    Raises `ValueError` if no caveat names the sandbox, or if a caveat is invalid.
     """
     if len(identity) != _IDENTITY_BYTES or not any(isinstance(caveat, ForSandbox) for caveat in caveats):
         raise ValueError("a capability has an identity of 16 bytes and names its sandbox")
@@ -115,7 +115,7 @@ def mint(key: Seal, identity: bytes, caveats: tuple[Caveat, ...]) -> Token:
 
 
 def attenuate(token: Token, *caveats: Caveat) -> Token:
-    """Add caveats. Needs no key. Raises ValueError if one is invalid, or if there are too many."""
+    """Return a narrower token, with these caveats added. Needs no key. Raises ValueError if one is invalid, or if there are too many."""
     for caveat in caveats:
         text = _spelt(caveat)
         token = Token(token.identity, (*token.caveats, text), Seal(token.signature).on(text))
@@ -125,7 +125,7 @@ def attenuate(token: Token, *caveats: Caveat) -> Token:
 
 
 def check(key: Seal, token: Token, action: Action, *, sandbox: str, now: float) -> Genuine | RefusedToken:
-    """Check whether the token allows an action in a sandbox at a time. Total: anything not understood is refused."""
+    """Check whether the token allows an action in this sandbox at this time. Anything not understood is refused; nothing raises."""
     result = genuine(key, token)
     if isinstance(result, RefusedToken):
         return result
@@ -150,7 +150,7 @@ def _objection(caveat: Caveat | None, spellings: tuple[Pattern, ...], sandbox: s
 
 
 def genuine(key: Seal, token: Token) -> Genuine | RefusedToken:
-    """Check the signature of a token: made with this key, and derived with exactly its caveats. Compares in constant time."""
+    """Check that a token was made with this key and has exactly the caveats that were signed. Compares in constant time."""
     if len(token.caveats) > MOST_CAVEATS or len(token.identity) != _IDENTITY_BYTES:
         return RefusedToken("this is no capability of ours")
     signature = key.on(VERSION + token.identity)
@@ -172,7 +172,7 @@ def genuine(key: Seal, token: Token) -> Genuine | RefusedToken:
 
 
 def words_of(action: Action) -> Pattern:
-    """Return an action as the words that patterns cover."""
+    """Return an action as words, to be compared with patterns."""
     match action:
         case RunCommand():
             return ("run", *action.argv)
@@ -189,9 +189,9 @@ def words_of(action: Action) -> Pattern:
 
 
 def spellings_of(action: Action) -> tuple[Pattern, ...]:
-    """Return all forms of an action in words, simplest first: `bash -c "git push"` does exactly what `git push` does.
+    """Return an action as words, in all equivalent forms, simplest first: `git push` comes before `bash -c "git push"`.
 
-    Only in the plain case: a line of nothing but words, for the machine's own shell.
+    Only a command line of plain words for the machine's own shell has a second form.
     """
     words = words_of(action)
     if isinstance(action, RunCommand) and len(action.argv) == 3 and action.argv[0] in _LINE_READERS and action.argv[1] == "-c":
@@ -202,7 +202,7 @@ def spellings_of(action: Action) -> tuple[Pattern, ...]:
 
 
 def covers(pattern: Pattern, words: Pattern) -> bool:
-    """Return whether a pattern covers an action."""
+    """Return whether a pattern covers the words of an action."""
     if pattern and pattern[-1] == "**":
         pattern, words = pattern[:-1], words[: len(pattern) - 1]
     if len(pattern) != len(words):
@@ -211,7 +211,7 @@ def covers(pattern: Pattern, words: Pattern) -> bool:
 
 
 def spell(token: Token) -> str:
-    """Return the token as text, for a variable or a file."""
+    """Return the token as text, for an environment variable or a file."""
     from base64 import urlsafe_b64encode  # only needed to pass a token on
 
     parts = (token.identity, *token.caveats, token.signature)
@@ -219,7 +219,7 @@ def spell(token: Token) -> str:
 
 
 def parse(text: str) -> Token | None:
-    """Parse a token; None if the text is not one. Each token has exactly one text."""
+    """Parse a token; None if the text is not exactly what `spell` returns for a token."""
     from base64 import urlsafe_b64decode  # only needed to take a token
 
     start, *parts = text.split(".")
@@ -234,12 +234,12 @@ def parse(text: str) -> Token | None:
 
 
 def caveats_of(token: Token) -> tuple[Caveat | None, ...]:
-    """Return the caveats of a token; None for one not understood. Not verified: anyone can write them."""
+    """Return the caveats of a token; None for a caveat not understood. The signature is not checked: anyone may have written them."""
     return tuple(_read(text) for text in token.caveats)
 
 
 def _name(signature: bytes) -> str:
-    """Return the public name of a signature. The signature cannot be derived from it."""
+    """Return the public name of a signature. The signature cannot be derived from the name."""
     return sha256(b"name of " + signature).hexdigest()[:32]
 
 

@@ -1,4 +1,4 @@
-"""The patterns that the early check looks for in code, per language, and its findings. Data and values only."""
+"""The patterns that the early code check looks for, by language, and the values for its findings. Data and values only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agent_sandbox.policy.model import Policy
 
 
 class CodeGrant(Enum):
-    """A permission that lifts a pattern: code need not be warned about what the sandbox permits anyway."""
+    """A permission that a sandbox grants. It lifts patterns: nobody need be warned about what the sandbox permits anyway."""
 
     FILES = "files"
     NETWORK = "network"
@@ -23,9 +23,9 @@ class Rule:
     """A pattern, the names it matches, and why a match is an issue.
 
     `names` are written like patterns. `eval(` is the language's own function of that name. `os.system` is a name in a module.
-    `types.FunctionType(` is a name that counts only where it is called. `subprocess` is a module with everything in it. A leading `!` is an
-    exception. In Bash, a name is a tool, or one of the default patterns. Without names, the pattern is its own name. `granted_by` are the
-    permissions that lift the rule, all of them needed; if empty, only leaving out the rule lifts it.
+    `types.FunctionType(` is a name that counts only where it is called. `subprocess` is a module with everything in it. A name after `!` is
+    an exception, and does not match. In Bash, a name is a tool, or one of the default patterns. Without names, the pattern is its own name.
+    `granted_by` are the permissions that together lift the rule; if empty, no permission lifts it.
     """
 
     pattern: str
@@ -40,7 +40,7 @@ class Rule:
 
     @property
     def spelt(self) -> tuple[str, ...]:
-        """The names it matches."""
+        """The names that the rule matches: `names` or, if empty, the pattern itself."""
         return self.names or (self.pattern,)
 
 
@@ -56,7 +56,7 @@ class Issue:
 
 @dataclass(frozen=True)
 class Validation:
-    """The issues in the order of the text, each pattern once. Code without issues may still do anything: see the package."""
+    """The issues in the order of the text, each pattern once. Code without issues may still do anything: see `policy.code`."""
 
     issues: tuple[Issue, ...] = ()
 
@@ -67,7 +67,7 @@ class Validation:
 
 
 class Matcher:
-    """Rules by the names they match. Rules in `apart` are not matched by name."""
+    """Finds the rule that matches a name in code. Rules in `apart` are never matched by name."""
 
     def __init__(self, rules: tuple[Rule, ...], apart: tuple[Rule, ...] = ()) -> None:
         self.rules = rules
@@ -81,11 +81,11 @@ class Matcher:
         self.words = frozenset(part for name in self._of for part in name.removesuffix("(").split("."))
 
     def function(self, name: str) -> Rule | None:
-        """Return the rule for a function of the language itself."""
+        """Return the rule for a built-in function of the language; None if there is none."""
         return self._of.get(f"{name}(")
 
     def name(self, dotted: str) -> Rule | None:
-        """Return the rule for a dotted name: its own, or else that of its nearest parent."""
+        """Return the rule for a dotted name: its own rule, or else the rule of its nearest parent; None if there is none."""
         while dotted:
             if dotted in self._of:
                 return self._of[dotted]
@@ -93,7 +93,7 @@ class Matcher:
         return None
 
     def within(self, module: str) -> bool:
-        """Return whether some rule is about a name in this module."""
+        """Return whether a rule matches some name in this module."""
         return any(name.startswith(f"{module}.") for name in self._of)
 
 
@@ -104,12 +104,12 @@ class Findings:
         self._issues: dict[str, Issue] = {}
 
     def add(self, rule: Rule | None, line: int) -> None:
-        """Add a match of a rule; nothing for None."""
+        """Record that a rule matches on this line. None is ignored."""
         if rule is not None and ((before := self._issues.get(rule.pattern)) is None or line < before.line):
             self._issues[rule.pattern] = Issue(rule.pattern, rule.reason, line, rule.granted_by)
 
     def result(self) -> Validation:
-        """Return all issues."""
+        """Return all issues, in the order of their lines."""
         return Validation(tuple(sorted(self._issues.values(), key=lambda issue: (issue.line, issue.pattern))))
 
 
@@ -250,7 +250,7 @@ DEFAULT: dict[str, tuple[Rule, ...]] = {
 
 
 def granted(policy: Policy) -> frozenset[CodeGrant]:
-    """Return the permissions that a policy grants: code that uses them needs no warning. Never the network: no code has it."""
+    """Return the permissions that a policy grants, about which code needs no warning. The network is never among them."""
     grants = {CodeGrant.FILES} if policy.files.read or policy.files.write else set()
     if policy.processes:
         grants |= {CodeGrant.PROCESSES, CodeGrant.SHELL} if policy.programs.shell else {CodeGrant.PROCESSES}

@@ -1,8 +1,9 @@
-"""Validate code before it runs: match the patterns of its language against what the reader of that language saw.
+"""Validate code before it runs: match the patterns of its language against the names and calls that its reader finds.
 
 In Python, aliases are followed and constant expressions evaluated. The matcher errs on the side of more matches, with three exceptions that
 ordinary programs need: a method of an unknown object is not the function of the same name (`re.compile`, `image.open`), a name that the
-program defines at top level is its own, and the name of a parameter means nothing. JavaScript and Ruby are matched by tokens.
+program defines at top level is its own, and a parameter that is named like a function is no match. JavaScript and Ruby are matched by
+tokens.
 """
 
 from __future__ import annotations
@@ -81,9 +82,8 @@ def validate(
 ) -> Validation:
     """Return the issues in the code that the grants do not lift. Pure, and never raises for any text.
 
-    Time is bounded by the length of the text. `rules` replace the defaults; a bare string is a pattern by its own name, or a default
-    pattern with all its names. `more` are additional patterns that no grant lifts. Raises `PolicyError` for an unknown language or an
-    invalid pattern.
+    Time is bounded by the length of the text. `rules` replace the default rules; a string among them names a default rule, or is itself a
+    pattern. `more` are additional patterns that no grant lifts. Raises `PolicyError` for an unknown language or an invalid pattern.
     """
     name = canonical_language(language)
     if name not in LANGUAGES:
@@ -103,7 +103,7 @@ def _wanted(language: str, held: frozenset[CodeGrant], rules: tuple[Rule | str, 
 
 
 def rules_of(language: str, rules: Iterable[Rule | str] | None) -> tuple[Rule, ...]:
-    """Return the default rules of the language, or the given ones."""
+    """Return the given rules, with each string turned into a rule; for None, the default rules of the language."""
     if rules is None:
         return DEFAULT[language]
     defaults = {rule.pattern: rule for rule in DEFAULT[language]}
@@ -136,7 +136,7 @@ class _PythonMatcher:
         self._keys: dict[str, int] = {}  # attributes that are looked up by a string
 
     def match(self) -> None:
-        """Check every node that the reader saw."""
+        """Check every node of the program."""
         for kind, look in _PYTHON.items():
             for node in self._source.kinds[kind]:
                 look(self, node)
@@ -152,17 +152,17 @@ class _PythonMatcher:
             self._findings.add(rule, line)
 
     def import_(self, node: ast.Import) -> None:
-        """Check `import a.b`: a rule for all of `a` matches now; a rule for names in it may match later."""
+        """Check `import a.b`. A rule about `a` or `a.b` matches here; a rule about a name inside `a.b` matches where the name is used."""
         for each in node.names:
             self._check(each.name, node.lineno)
 
     def import_from(self, node: ast.ImportFrom) -> None:
-        """Check `from a import b`, as `a.b`."""
+        """Check `from a import b` as if it were `a.b`."""
         for each in node.names if node.module and not node.level else ():
             self._check(node.module or "" if each.name == "*" else f"{node.module}.{each.name}", node.lineno)
 
     def attribute(self, node: ast.Attribute) -> None:
-        """Check `a.b`, where `a` may be any expression for a module."""
+        """Check `a.b`, where `a` may be any expression that stands for a module."""
         attribute = node.attr
         if attribute in _INNARDS:
             self._note(REFLECTION, node.lineno)
@@ -172,7 +172,7 @@ class _PythonMatcher:
                 self._check(name, node.lineno)
 
     def name(self, node: ast.Name) -> None:
-        """Check a bare name: called, passed on, or the start of a longer expression that is checked as a whole."""
+        """Check a bare name. The name of a module before a dot is skipped, because `a.b` is checked as a whole."""
         known = self._of_name.get(node.id)
         if known is None:
             known = self._of_name[node.id] = self._rules_of(node)
@@ -195,7 +195,7 @@ class _PythonMatcher:
         return tuple(matched.values())
 
     def call(self, node: ast.Call) -> None:
-        """Check the result of a call: `getattr(os, "system")`, `__import__("os")`, `vars(os).get("system")`."""
+        """Check the function of a call, and its result: `getattr(os, "system")`, `__import__("os")`, `vars(os).get("system")`."""
         functions = self._names.origins(node.func)
         if functions or isinstance(node.func, ast.Attribute | ast.Call):
             for name in self._names.origins(node):
@@ -219,7 +219,7 @@ class _PythonMatcher:
                     self._keys[part] = node.lineno
 
     def subscript(self, node: ast.Subscript) -> None:
-        """Check `vars(os)["system"]`, `sys.modules["os"]`, `__builtins__["eval"]`."""
+        """Check an item of a namespace: `vars(os)["system"]`, `sys.modules["os"]`, `__builtins__["eval"]`."""
         for name in self._names.origins(node):
             self._check(name, node.lineno)
         bases = self._names.origins(node.value)
@@ -232,7 +232,7 @@ class _PythonMatcher:
                 self._note(COMPUTED, node.lineno)
 
     def constant(self, node: ast.Constant) -> None:
-        """Check a string that may be a key into a namespace: `"__globals__"` does not occur in ordinary programs."""
+        """Check a string that may be a key into a namespace, such as `"__globals__"`, which ordinary programs do not contain."""
         if type(node.value) is str and node.value in _INNARDS and node.value.startswith("__"):
             self._note(REFLECTION, node.lineno)
 
@@ -293,7 +293,7 @@ class _JavaScriptMatcher:
             self._findings.add(self._match.name(f"{word}.{self._tokens[at + 2][1]}") if word not in self._own else None, line)
 
     def _member(self, at: int, line: int) -> None:
-        """Check `base["na" + "me"]`."""
+        """Check a member that is looked up by a string: `base["na" + "me"]`."""
         text, end = self._source.string(at + 1)
         if text is None or self._tokens[end][1] != "]":
             return
@@ -366,7 +366,7 @@ class _RubyMatcher:
             self._findings.add(self._match.name(f"binding.{self._tokens[at + 2][1]}"), line)
 
     def _by_name(self, at: int, word: str, line: int) -> None:
-        """Check `send(:system, …)`: a method by its name. A computed name could be any method."""
+        """Check a method called by its name, as in `send(:system, …)`. A computed name matches, because it could be any method."""
         at = self._source.argument(at)
         kind, text, _ = self._tokens[at]
         name = text.strip(":'\"")
@@ -401,7 +401,7 @@ def _look_at_bash(source: str, wanted: Matcher, findings: Findings) -> None:
 
 
 def _pattern(use: Use, effect: Effect) -> str:
-    """Return the default pattern of an effect; empty if the effect is no issue."""
+    """Return the default pattern that an effect of a shell command matches; empty if it matches none."""
     kind, what = effect.kind, effect.what
     if use.tool == "eval":
         return "eval"
@@ -438,7 +438,7 @@ def _named(command: object, name: str) -> bool:
 
 
 def _match_words(source: str, rules: tuple[Rule, ...], findings: Findings) -> None:
-    """Match text that the Python parser rejects: every occurrence of a pattern counts, wherever it is."""
+    """Match text that the Python parser rejects. Every occurrence of a pattern counts, also in comments and strings."""
     for rule in rules:
         for name in rule.spelt:
             if not name.startswith("!") and (first := re.search(_spelling(name), source)) is not None:

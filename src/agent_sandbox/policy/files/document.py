@@ -17,7 +17,7 @@ _MOST_DOTS = 256  # dots on one line, a bound on dotted keys; a list of versions
 
 
 def loads(text: str) -> dict[str, Any]:
-    """Parse a TOML text. Raises `ValueError` with a message that quotes at most one character of it."""
+    """Parse a TOML text. Raises `ValueError` with a message that quotes at most one character of the text."""
     import tomllib  # slow to load, and most runs read no policy file
 
     for number, line in enumerate(text.split("\n"), start=1):
@@ -31,18 +31,18 @@ def loads(text: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Document:
-    """The settings of a file, by dotted key, and their origin. A setting that is absent means nothing."""
+    """The settings of a policy file, by dotted key, and the origin of the file. A setting that is absent restricts nothing."""
 
     settings: tuple[tuple[str, Any], ...] = ()
     origin: str = "a policy"
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return the value of a setting."""
+        """Return the value of a setting; the default if it is absent."""
         return next((value for name, value in self.settings if name == key), default)
 
     @property
     def name(self) -> str:
-        """The name that it sets, or else the name of its file."""
+        """The value of the setting `name`, or else the name of the file."""
         name = self.get("name", self.origin.rpartition("/")[2])
         assert isinstance(name, str)
         return name
@@ -63,7 +63,7 @@ def parse_toml(text: str, *, origin: str) -> Document:
 
 
 def from_mapping(values: Mapping[str, Any], *, origin: str) -> Document:
-    """Make a document from nested tables. Raises `PolicyError` for the first error, in the order of the text."""
+    """Make a document from nested tables. Raises `PolicyError` for the first invalid setting."""
     if not isinstance(values, Mapping):
         raise PolicyError(f"{origin}: a policy is a table, not {_shown(values)}", hint="write settings under [files], [processes], …")
     settings: list[tuple[str, Any]] = []
@@ -122,7 +122,7 @@ def _wanted(setting: Setting) -> str:
 
 
 def _written(setting: Setting) -> str:
-    """Return the setting as a line of a file."""
+    """Return an example of a setting, as it is written in a policy file."""
     section, dot, key = setting.key.rpartition(".")
     return f"{key} = {setting.example}" + (f" under [{section}]" if dot else "")
 

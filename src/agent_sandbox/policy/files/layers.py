@@ -45,8 +45,8 @@ _LIMITS = {
 class Effective:
     """The policy in force, and the checks made before a run.
 
-    `network` is what the layers wish for; there is no network. `validate` turns on the early check of code for the default patterns,
-    `blocked` are patterns that are always checked. `warnings` are for people.
+    `network` are the network rules of the layers; they have no effect, because this version has no network. `validate` is whether code is
+    checked early for the default patterns; `blocked` are patterns that it is always checked for. `warnings` are sentences for people.
     """
 
     policy: Policy
@@ -57,7 +57,7 @@ class Effective:
 
 
 def effective(above: Policy | Effective, layers: Iterable[Document], *, home: str) -> Effective:
-    """Narrow the policy above by all layers. Raises `PolicyError` naming the layer and the setting."""
+    """Return the policy `above`, narrowed by each layer. Raises `PolicyError` naming the layer and the setting."""
     result = Effective(above) if isinstance(above, Policy) else above
     for layer in layers:
         base = layer.get("extends")
@@ -71,7 +71,7 @@ def effective(above: Policy | Effective, layers: Iterable[Document], *, home: st
 
 
 def narrowed(above: Effective, layer: Document, *, home: str) -> Effective:
-    """Narrow the policy by one more layer."""
+    """Return the policy `above`, narrowed by one layer."""
     policy = above.policy
     limits = _limits(policy.limits, layer)
     processes = policy.processes and layer.get("processes.allow", True)
@@ -144,7 +144,7 @@ def _limits(limits: Limits, layer: Document) -> Limits:
 
 
 def _network(layer: Document) -> NetworkRules:
-    """Return the network rules of a layer. A layer without network settings leaves the network as it is."""
+    """Return the network rules of a layer. A layer without network settings restricts nothing."""
     return network_rules(
         outbound=layer.get("network.outbound", True),
         inbound=layer.get("network.inbound", True),
@@ -156,7 +156,7 @@ def _network(layer: Document) -> NetworkRules:
 
 
 def intersection(ours: Iterable[PathPattern], theirs: Iterable[PathPattern], origin: str) -> tuple[PathPattern, ...]:
-    """Return patterns that cover what both sides cover. Raises `PolicyError` if no pattern can express the intersection of two."""
+    """Return patterns that cover what both sides cover. Raises `PolicyError` if two patterns overlap only in part."""
     theirs = tuple(theirs)
     pairs = (_both(one, other, origin) for one in ours for other in theirs)
     return tuple(dict.fromkeys(each for each in pairs if each is not None))
@@ -174,7 +174,7 @@ def _both(one: PathPattern, other: PathPattern, origin: str) -> PathPattern | No
 
 
 def _holds(outer: PathPattern, inner: PathPattern) -> bool:
-    """Return whether the outer pattern covers everything that the inner one covers; False also if undecidable."""
+    """Return whether the outer pattern covers everything that the inner one covers; False also if that cannot be decided."""
     top = anchor(inner)
     match outer:
         case Tree():
@@ -186,7 +186,7 @@ def _holds(outer: PathPattern, inner: PathPattern) -> bool:
 
 
 def _meet(one: PathPattern, other: PathPattern) -> bool:
-    """Return whether two patterns, neither holding the other, may overlap: when one starts within the other's top."""
+    """Return whether two patterns may overlap, if neither covers the other: the anchor of one is at or below the anchor of the other."""
     first, second = anchor(one), anchor(other)
     return matches(Tree(first), second) or matches(Tree(second), first)
 
@@ -203,7 +203,10 @@ def written(pattern: PathPattern) -> str:
 
 
 def widened(own: Document, proposal: Proposal, *, home: str) -> Proposal:
-    """Return the policy that permits what either permits, for the settings that a proposal covers."""
+    """Return the policy that permits what a person's own policy or the proposal permits, as a proposal.
+
+    Settings that were not learnt stay as the person wrote them.
+    """
     learnt = {line.key: line for line in proposal.lines}
     needs_files = "files.read" not in learnt
     lines = []
@@ -241,7 +244,7 @@ def _joined(line: ProposedSetting, value: Any, home: str) -> ProposedSetting:
 
 
 def _has(key: str, value: Iterable[str], text: str, home: str) -> bool:
-    """Return whether a list covers one more item already."""
+    """Return whether the list in the setting `key` already covers an item."""
     if key == "files.allowed":
         wanted = parse(text, home=home)
         return isinstance(wanted, Tree) and any(matches(parse(each, home=home), wanted.path) for each in value)

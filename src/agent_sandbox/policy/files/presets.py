@@ -1,7 +1,7 @@
 """Preset policies: the three tiers of trust, and the needs of common agents. Each is a document as a user would write it.
 
-Like every layer, a preset only takes away from the ceiling above it: `high` takes nothing. The lists of tools are names that the view
-keeps. The files, network and processes that the same preset leaves limit what those tools can do beyond reading.
+Like every layer, a preset can only restrict the policy above it; `high` restricts nothing. A list of tools names the programs that the view
+shows. What these programs can do is limited by the files, network and processes that the preset permits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every setting of a policy file, in one table, and the schema made from it. The loader and the explanations use the table, too."""
+"""The table of all settings of a policy file, and the JSON Schema made from it. The loader and the explanations use the table, too."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ANY_HOME = "/home"  # patterns are checked when a file is read; the real home f
 
 
 class Shape(Enum):
-    """The types of a setting's value."""
+    """The type of a setting's value."""
 
     BOOL = "true or false"
     COUNT = "a positive whole number"
@@ -34,7 +34,7 @@ class Shape(Enum):
 
 @dataclass(frozen=True)
 class Setting:
-    """One key: its type, its meaning, an example for messages, and a check on each item beyond its type."""
+    """One setting: its key, type and meaning, an example for messages, and a check that each item of its value must pass."""
 
     key: str
     shape: Shape
