@@ -60,7 +60,7 @@ class Seal:
         return outer.digest()
 
     def derived(self, purpose: bytes) -> Seal:
-        """Return a key for another purpose. A seal made for one purpose proves nothing for another."""
+        """Return a `Seal` with a key derived for this purpose. A seal made for one purpose proves nothing for another."""
         return Seal(self.on(b"for " + purpose))
 
 
@@ -108,7 +108,7 @@ def _quoted(text: str) -> str:
 
 
 def canonical_form(value: Any) -> Any:
-    """Return the canonical form, as JSON types. Each dataclass carries its name, so that two kinds with the same fields differ."""
+    """Return the canonical form of a value, as JSON types. Each dataclass carries its name, so that two with the same fields differ."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, Enum):
@@ -130,7 +130,7 @@ def canonical_digest(value: Any) -> str:
 
 
 def digest_of_form(form: Any) -> str:
-    """Return the digest of a value in canonical form."""
+    """Return the SHA-256 of a value that is already in canonical form, in hexadecimal."""
     return sha256(_form_bytes(form)).hexdigest()
 
 

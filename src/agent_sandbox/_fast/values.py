@@ -47,7 +47,7 @@ class _Field:
 if not TYPE_CHECKING:
 
     def dataclass(cls: type | None = None, /, *, frozen: bool = False) -> Any:
-        """Turn a class into a value class."""
+        """Turn a class into a value class, as `dataclasses.dataclass` does."""
         return (lambda decorated: _share(decorated, frozen)) if cls is None else _share(cls, frozen)
 
     def field(
@@ -114,7 +114,7 @@ def _own_field(cls: Any, name: str) -> _Field:
 
 
 class _RealFields:
-    """The fields as `dataclasses` has them, made on first access: for printers, test tools and callers of its functions."""
+    """Makes the `dataclasses.Field` objects of a class on first access, for printers, test tools and functions of `dataclasses`."""
 
     def __get__(self, value: Any, cls: Any) -> dict[str, Any]:
         import dataclasses

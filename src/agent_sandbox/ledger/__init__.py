@@ -1,1 +1,1 @@
-"""WHAT HAPPENED?  The append-only record: an intent before each action, an outcome after it."""
+"""WHAT HAPPENED?  The ledger, an append-only record: an intent before each action, an outcome after it."""

@@ -40,7 +40,7 @@ _DIGITS = 12
 
 @dataclass(frozen=True)
 class Head:
-    """The end of the chain: the last entry, the offset after its line, and the bytes of a torn write there."""
+    """The end of the chain: number, hash and seal of the last entry, the offset after its line, and the bytes of a torn write there."""
 
     sequence: int = 0
     hash: str = START
@@ -52,7 +52,7 @@ class Head:
 
 @dataclass(frozen=True)
 class Verified:
-    """A chain without a fault: last number, last hash, number of sealed torn writes, and the length in bytes of an unsealed torn write."""
+    """The result for a chain without a fault. `torn` counts the sealed torn writes; `unsealed` is the bytes of an unsealed one."""
 
     count: int
     head: str
@@ -126,9 +126,9 @@ def _backwards(descriptor: int, size: int) -> Iterator[bytes]:
 
 
 def verify(path: str | os.PathLike[str]) -> Verified:
-    """Check the hashes of one file.
+    """Check the hash chain of one file.
 
-    Raises `LedgerBroken` naming the first number that is changed, missing, repeated or out of place.
+    Raises `LedgerBroken` naming the first entry that is changed, missing, repeated or out of place.
     """
     count, head, torn, unsealed = 0, START, 0, 0
     with open(path, "rb") as file:
@@ -141,10 +141,10 @@ def verify(path: str | os.PathLike[str]) -> Verified:
 
 
 def walk(lines: Iterable[bytes], before: Entry | None = None, *, offset: int = 0) -> Iterator[Entry | int]:
-    """Yield each entry of one file, and at the end the length of an unsealed torn write, if there is one.
+    """Check the lines of one file. Yields each entry and, at the end, the length of an unsealed torn write, if there is one.
 
-    `before` is the entry before the first line, if known. `offset` is where the first line begins in the file. Raises `LedgerBroken` at
-    the first fault.
+    `before` is the entry before the first line, if known. `offset` is where the first line begins in the file. Raises `LedgerBroken` at the
+    first fault.
     """
     debris, length = list[bytes](), 0
     for line in lines:
@@ -206,7 +206,7 @@ def _seals(entry: Entry, offset: int, debris: bytes) -> bool:
 
 
 def torn_at(offset: int, debris: bytes) -> Torn:
-    """Return the seal on these bytes, which begin at this offset of the file."""
+    """Return the `Torn` event that seals these bytes of a torn write, which begin at this offset of the file."""
     torn = debris.removesuffix(b"\n")
     return Torn(offset, len(torn), sha256(torn).hexdigest())
 
@@ -222,7 +222,7 @@ def _entry(line: bytes) -> Entry | None:
 
 @dataclass(frozen=True)
 class Closed:
-    """A closed file: the number of its first entry, its path and its length."""
+    """A closed file of a ledger: the number of its first entry, its path and its length."""
 
     first: int
     path: str
@@ -235,12 +235,12 @@ def closed_directory(path: str) -> str:
 
 
 def closed_name(path: str, first: int) -> str:
-    """Return the path of the closed file that begins with this entry."""
+    """Return the path of the closed file whose first entry has this number."""
     return os.path.join(closed_directory(path), f"{first:0{_DIGITS}}.jsonl")
 
 
 def closed(path: str) -> list[Closed]:
-    """Return the closed files of a ledger, oldest first. Files with other names are not ours and are ignored."""
+    """Return the closed files of a ledger, oldest first. Other files in their directory are ignored."""
     segments: list[Closed] = []
     with suppress(FileNotFoundError), os.scandir(closed_directory(path)) as entries:
         for entry in entries:
@@ -252,9 +252,9 @@ def closed(path: str) -> list[Closed]:
 
 
 def files(path: str) -> list[str]:
-    """Return all files of a ledger, oldest first.
+    """Return the paths of all files of a ledger, oldest first.
 
-    A file that a dying process closed only half has two names, and is listed once.
+    A process that dies while it closes a file may leave the file with two names. Such a file is listed once.
     """
     before = [each.path for each in closed(path)]
     with suppress(FileNotFoundError):  # there is no current file, or old ones are being removed right now
@@ -264,7 +264,7 @@ def files(path: str) -> list[str]:
 
 
 def entries(path: str) -> Iterator[Entry]:
-    """Yield every entry that is kept, through all files.
+    """Yield every entry that is kept, from all files of a ledger.
 
     A file that is removed or closed meanwhile is still read to its end. Raises `LedgerBroken` at the first fault, `FileNotFoundError` if
     there is no ledger.
@@ -292,7 +292,7 @@ def opened(path: str) -> Iterator[Sequence[BinaryIO]]:
 
 
 def _opened_at_once(path: str) -> list[BinaryIO] | None:
-    """Open all files; None if they changed meanwhile."""
+    """Open all files of a ledger; None if the set of files changed meanwhile."""
     names = files(path)
     with ExitStack() as stack, suppress(FileNotFoundError):
         open_files: list[BinaryIO] = [stack.enter_context(open(each, "rb")) for each in names]
@@ -304,7 +304,7 @@ def _opened_at_once(path: str) -> list[BinaryIO] | None:
 
 
 def first_sequence(path: str) -> int:
-    """Return the number of the first entry of a file, which may begin with a torn write. Raises `LedgerBroken` without an entry."""
+    """Return the number of the first entry of a file, which may begin with a torn write. Raises `LedgerBroken` if it has no entry."""
     with open(path, "rb") as file:
         for line in file:
             with suppress(ValueError):
@@ -313,9 +313,9 @@ def first_sequence(path: str) -> int:
 
 
 def kept(path: str, limit: int) -> tuple[int, list[str]]:
-    """Return the first entry to keep, and the paths of the closed files to remove.
+    """Return the number of the first entry to keep, and the paths of the closed files to remove.
 
-    Closed files may take `limit` bytes together. The file that was closed last always stays.
+    All closed files together may take `limit` bytes. The file that was closed last always stays.
     """
     total, oldest, gone = 0, 0, list[str]()
     for each in reversed(closed(path)):

@@ -26,14 +26,14 @@ _LENGTH = 32
 
 
 def sign(directory: str, sequence: int, digest: str) -> Checkpoint:
-    """Sign the hash of an entry with the key in this directory, made on first use. Raises `LedgerUnavailable`, and OSError."""
+    """Sign the hash of an entry with the private key in this directory, made on first use. Raises `LedgerUnavailable`, and OSError."""
     key = _private_key(directory)
     public = key.public_key().public_bytes_raw().hex()
     return Checkpoint(sequence, digest, public, key.sign(_message(sequence, digest)).hex())
 
 
 def is_genuine(checkpoint: Checkpoint, public: str | None = None) -> bool:
-    """Return whether the signature is valid. If `public` is given, the checkpoint must be of that key. Raises `LedgerUnavailable`."""
+    """Return whether the signature is valid and, if `public` is given, was made with that key. Raises `LedgerUnavailable`."""
     _available()
     from cryptography.exceptions import InvalidSignature  # an optional extra
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -49,12 +49,12 @@ def is_genuine(checkpoint: Checkpoint, public: str | None = None) -> bool:
 
 
 def note(checkpoint: Checkpoint) -> str:
-    """Return the checkpoint as text to keep elsewhere."""
+    """Return the checkpoint as a note: text to keep on another machine."""
     return f"{_message(checkpoint.sequence, checkpoint.hash).decode()}{checkpoint.public_key}\n{checkpoint.signature}\n"
 
 
 def read_note(text: str) -> Checkpoint:
-    """Parse a note. Its signature is not checked. Raises `LedgerBroken` if it is not a checkpoint."""
+    """Parse a note. Its signature is not checked. Raises `LedgerBroken` if the text is not a checkpoint."""
     lines = text.splitlines()
     if len(lines) == 4 and lines[0] == TITLE:
         number, _, digest = lines[1].partition(" ")

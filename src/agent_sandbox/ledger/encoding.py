@@ -1,16 +1,15 @@
-"""Entries as lines, and back.
+"""Encode entries as lines, and decode them.
 
 Each event is exactly one line, whatever it contains. Decoding returns the same value, with sequences as lists.
 
 A line is JSON in ASCII, so control characters, newlines, escape sequences and bidirectional marks cannot affect a terminal that prints it.
 The last two fields are the SHA-256 of the line without them, over the exact bytes stored, and the ledger's seal on that hash. Anyone can
 check the hash; only holders of the key can make the seal. A value that JSON cannot carry is wrapped in an object with one `$` key. Names of
-facts never start with `$`, so the wrapping cannot be forged. Long values are cut, keeping their length and digest. Text that looks like a
-secret is removed.
+facts never start with `$`, so the wrapping cannot be forged. Long values are cut, keeping their length and digest.
 
-Secrets in recorded words are redacted: passwords in options and addresses, tokens of known shapes, private keys. A command is recorded by
-its words, and people put secrets there. Text that looks like a secret is replaced before it is written, so it appears in no file, export or
-screen made from the ledger. The digest of an action is computed from the original words.
+A command is recorded by its words, and people put secrets there: passwords in options and addresses, tokens of known shapes, private keys.
+Text that looks like a secret is replaced before it is written, so it appears in no file, export or screen made from the ledger. The digest
+of an action is computed from the original words.
 
 Only shapes and names are recognised. A secret that looks like an ordinary word, in a place not called password, token or the like, is not
 recognised. Pass secrets through the environment instead: only the names of its variables are recorded.
@@ -100,7 +99,7 @@ def is_suspicious(text: str) -> bool:
 
 
 def without_secrets(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the same facts with everything that looks like a secret replaced."""
+    """Return a copy of the facts in which everything that looks like a secret is replaced."""
     return {name: _clean(value) for name, value in facts.items()}
 
 
@@ -123,7 +122,7 @@ def _clean(value: Any) -> Any:
 
 
 def _clean_words(words: Sequence[Any]) -> list[Any]:
-    """Clean each word by itself, and replace the word after an option that takes a secret."""
+    """Replace the secrets in each word of a command, and each word after an option that takes a secret."""
     cleaned: list[Any] = []
     previous, option = "", _short_option(words)
     for word in words:
@@ -150,7 +149,7 @@ def _short_option(words: Sequence[Any]) -> str:
 
 
 def _clean_start(text: str) -> str:
-    """Clean the beginning of a long text, the only part recorded. Reads a little further: a secret may straddle the cut."""
+    """Replace the secrets in the beginning of a long text, the part that is recorded. Reads a little further: a secret may straddle it."""
     return _clean_text(text[: LONGEST_TEXT + _BEYOND])[:LONGEST_TEXT]
 
 
@@ -174,11 +173,11 @@ def _patterns() -> tuple[list[Pattern[str]], Pattern[str]]:
 
 
 class UnknownForm(ValueError):
-    """A line that is whole, but holds something that this version does not know."""
+    """A complete line whose hash is valid has a form that this version does not know."""
 
 
 def encode(sequence: int, time: float, previous: str, event: Event, seal: Seal) -> tuple[bytes, str, str]:
-    """Return the line with its newline, its hash and its seal.
+    """Return the line of an entry, with its newline, and the entry's hash and seal.
 
     Raises `ValueError` for facts of an unknown type or name: our mistake, not the guest's.
     """
@@ -209,9 +208,9 @@ def sealed(digest: bytes, seal: Seal) -> str:
 
 
 def decode(line: bytes) -> Entry:
-    """Decode a line without its newline. The seal is not checked.
+    """Return the entry in a line without its newline. The seal is not checked.
 
-    Raises `ValueError` if it is not exactly what `encode` wrote, `UnknownForm` if another version wrote it.
+    Raises `ValueError` if the line is not exactly what `encode` wrote, `UnknownForm` if another version wrote it.
     """
     digest, mark = _checked(line)
     from json import loads  # decoding is not on the path of a run
@@ -230,7 +229,7 @@ def decode(line: bytes) -> Entry:
 
 
 def place(line: bytes) -> tuple[int, str, str]:
-    """Return the sequence number, hash and seal of an entry: all that the next entry needs. Raises `ValueError` as `decode` does."""
+    """Return the number, hash and seal of the entry in a line: all that the next entry needs. Raises `ValueError` as `decode` does."""
     digest, mark = _checked(line)
     number = line.removeprefix(_SEQUENCE_FIELD).partition(b",")[0]
     if not (line.startswith(_SEQUENCE_FIELD) and number.isdigit() and len(number) <= _MOST_DIGITS):
@@ -259,7 +258,7 @@ def _checked(line: bytes) -> tuple[str, str]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether JSON can carry a value unchanged, with nothing to wrap, cut or remove. Nearly every value qualifies.
+    """Return whether JSON can carry a value unchanged, with nothing to wrap, cut or replace. Nearly every value qualifies.
 
     Plain loops for speed: every entry passes here.
     """
@@ -295,7 +294,7 @@ def _bounded(value: Any) -> Any:
 
 
 def wrapped(value: object) -> Any:
-    """Return a fact as JSON types that can be decoded again."""
+    """Return a fact as JSON types, from which it can be decoded again."""
     if isinstance(value, str):
         if len(value) > LONGEST_TEXT:
             return wrapped(cut(value))

@@ -34,7 +34,7 @@ LEVELS = ("debug", "info", "warning", "error", "critical")  # mildest first
 
 @dataclass(frozen=True)
 class Cut:
-    """A value that was too long: its beginning, and the length in bytes and SHA-256 of the whole (text as UTF-8)."""
+    """The record of a value that was too long: its beginning, and the length in bytes and SHA-256 of the whole (text as UTF-8)."""
 
     start: str
     length: int
@@ -42,7 +42,7 @@ class Cut:
 
 
 def cut(whole: str | bytes, start: str | None = None) -> Cut:
-    """Shorten a long value to its beginning, or to `start` if the beginning itself must not be recorded."""
+    """Shorten a long value to its beginning, or to `start` if the real beginning must not be recorded."""
     raw = whole if isinstance(whole, bytes) else whole.encode("utf-8", "surrogatepass")
     if start is None:
         start = whole[:LONGEST_TEXT] if isinstance(whole, str) else whole.decode("utf-8", "surrogateescape")[:LONGEST_TEXT]
@@ -66,7 +66,7 @@ class Intent:
 
 @dataclass(frozen=True)
 class OutcomeEvent:
-    """An action ended. `intent` is the sequence number of the entry that announced it."""
+    """An action ended. `intent` is the number of the entry that announced the action."""
 
     kind: ClassVar[str] = "outcome"
     intent: int
@@ -106,7 +106,7 @@ class Torn:
 class Noted:
     """A fact that is not an action: a capability granted or revoked, an approval requested or answered, a file inspected.
 
-    `what` is one of our own names, `subject.verb`. The subject is the category that people search by.
+    `what` is the kind of fact, written `subject.verb`. The subject is the category that people search by.
     """
 
     kind: ClassVar[str] = "noted"
@@ -132,7 +132,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class Rotated:
-    """The first entry of a new file. The chain continues from the file that starts with entry `closed`.
+    """The first entry of a new file. The chain continues from the closed file whose first entry has the number `closed`.
 
     Entries before `oldest` are removed.
     """
@@ -145,7 +145,7 @@ class Rotated:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A signature (Ed25519) that entry `sequence` has this hash.
+    """A signature (Ed25519) on the number and hash of an entry.
 
     It is verified with the public key alone, without the ledger's key.
     """
@@ -197,7 +197,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Told:
-    """An entry in words. `allowed` is False for refusals; `details` holds the rest of the entry."""
+    """The summary of an entry in common words. `allowed` is False for refusals; `details` holds the rest of the entry."""
 
     level: str
     category: str
@@ -210,7 +210,7 @@ class Told:
 
 
 def tell(entry: Entry) -> Told:
-    """Summarise an entry. A text that was too long to keep is shown by its beginning."""
+    """Return the summary of an entry. A text that was too long to keep is shown by its beginning."""
     event = entry.event
     sandbox = _text(getattr(event, "sandbox", ""))
     match event:

@@ -54,7 +54,7 @@ def as_ocsf(entry: Entry, told: Told, *, host: str, version: str) -> dict[str, A
 
 
 def _class(entry: Entry, told: Told) -> tuple[int, int, int, dict[str, Any]]:
-    """Return the category, the class, the activity, and the attributes that the class needs."""
+    """Return the OCSF category, class and activity of an entry, and the attributes that the class needs."""
     actor = {"actor": {"app_name": "agent-sandbox"}}
     if told.category in ("process", "code"):
         return 1, 1007, _LAUNCH, {**actor, "process": {"cmd_line": told.target, "uid": str(entry.sequence)}}
@@ -69,7 +69,7 @@ def _class(entry: Entry, told: Told) -> tuple[int, int, int, dict[str, Any]]:
 
 
 def document(entry: Entry, told: Told) -> dict[str, Any]:
-    """Return one entry as JSON types: its summary, and everything it holds."""
+    """Return one entry as JSON types: its summary, and all its fields."""
     return {
         "sequence": entry.sequence,
         "time": moment(entry.time),
@@ -99,7 +99,7 @@ def moment(seconds: float) -> str:
 
 
 def exporter(form: str, *, host: str, version: str) -> tuple[str, Callable[[Entry, Told], str]]:
-    """Return the header of an export format, and the function that makes the line of one entry.
+    """Return the header of an export format, and a function that returns the line of an entry.
 
     Every line ends with a newline. Raises `ValueError` for an unknown format.
     """

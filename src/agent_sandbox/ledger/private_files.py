@@ -34,7 +34,7 @@ _HINT = "find out what happened to that directory; then move it aside, and with 
 
 
 def make_private(directory: str) -> None:
-    """Make a directory and its missing parents, for this user only."""
+    """Make a directory and its missing parents, accessible to this user only."""
     if not os.path.exists(directory):
         make_private(os.path.dirname(directory))
         with suppress(FileExistsError):
@@ -42,7 +42,7 @@ def make_private(directory: str) -> None:
 
 
 def read_private(path: str, most: int) -> bytes:
-    """Read a regular file that only its owner can access. Raises OSError if others can access it, or if it is not a regular file."""
+    """Read at most `most` bytes of a regular file. Raises OSError if others than its owner can access it, or if it is not regular."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         status = os.fstat(descriptor)
@@ -70,7 +70,7 @@ def write_once(path: str, content: bytes) -> None:
 
 
 def sync_directory(path: str) -> None:
-    """Force the names in a directory to the disk."""
+    """Force the names in a directory to the disk (fsync)."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -100,7 +100,7 @@ def size_of(path: str) -> int:
 
 
 def load_key(directory: str, *, make: bool = True) -> Seal:
-    """Load the key of this directory; make the key and the directory if missing.
+    """Load the key in this directory. If it is missing and `make` is true, make the key and the directory.
 
     Raises OSError, also if others can access the key file, and FileNotFoundError if it is missing and `make` is false.
     """
@@ -124,7 +124,7 @@ def _read_key(path: str) -> bytes:
 
 @dataclass(frozen=True)
 class Anchored:
-    """An entry known to exist: number, hash, seal, the length of the file up to the end of the entry, and the boot identifier."""
+    """One slot of the anchor: number, hash and seal of an entry, the file's length up to the end of the entry, and the boot identifier."""
 
     sequence: int
     hash: str
@@ -135,7 +135,7 @@ class Anchored:
 
 @dataclass(frozen=True)
 class Anchor:
-    """Both slots; each is None until it is first written."""
+    """The two slots of the anchor: `last` for every entry, `lasting` for entries forced to the disk. None until first written."""
 
     last: Anchored | None = None
     lasting: Anchored | None = None
@@ -157,7 +157,7 @@ def read_anchor(directory: str) -> Anchor | None:
 
 
 def write_anchor(directory: str, sequence: int, digest: str, seal: str, size: int, boot: str, *, lasting: bool = False) -> None:
-    """Set the first slot and, for an entry forced to the disk, the second. Raises OSError."""
+    """Write the first slot of the anchor and, for an entry forced to the disk (`lasting`), the second. Raises OSError."""
     descriptor = os.open(f"{directory}/{ANCHOR}", _FLAGS, 0o600)
     try:
         put_anchor(descriptor, sequence, digest, seal, size, boot, lasting=lasting)
@@ -166,7 +166,7 @@ def write_anchor(directory: str, sequence: int, digest: str, seal: str, size: in
 
 
 def put_anchor(descriptor: int, sequence: int, digest: str, seal: str, size: int, boot: str, *, lasting: bool) -> None:
-    """Set the slots of an open anchor.
+    """Write the slots of an anchor that is open as `descriptor`; the second only if `lasting`.
 
     A slot is one write within one page: a process that dies leaves the old slot or the new one.
     """
@@ -180,7 +180,7 @@ def put_anchor(descriptor: int, sequence: int, digest: str, seal: str, size: int
 def _begin_anchor(directory: str, digest: str, seal: str, boot: str) -> None:
     """Make the anchor of a ledger that has no entry yet. Raises OSError.
 
-    The new anchor names the hash before the first entry, so an emptied anchor differs from a new anchor.
+    A new anchor is not empty: it names entry 0, so that an emptied anchor is not taken for a new one.
     """
     make_private(directory)
     write_anchor(directory, 0, digest, seal, 0, boot)
@@ -214,9 +214,10 @@ def _slot(content: bytes) -> Anchored | None:
 
 
 def missing_entries(path: str, directory: str, descriptor: int, size: int, head: Head, boot: str, seal: Seal) -> Gap | None:
-    """Return the `Gap` to record first; None if nothing is missing. Makes the anchor of a new ledger.
+    """Compare the end of the ledger with the anchor. Returns a `Gap` to record before any other entry; None if nothing is missing.
 
-    Raises `LedgerBroken` if the ledger must not be continued, OSError if the anchor cannot be read or made.
+    Makes the anchor of a new ledger. Raises `LedgerBroken` if the ledger must not be continued, OSError if the anchor cannot be read or
+    made.
     """
     try:
         anchor = read_anchor(directory)

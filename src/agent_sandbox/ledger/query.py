@@ -1,4 +1,4 @@
-"""Find entries by time, kind, category, level, sandbox or words, follow new ones, and index them in SQLite.
+"""Find entries by time, kind, category, level, sandbox or words, follow new entries, and index all of them in SQLite.
 
 The index can be deleted at any time; it is rebuilt from the ledger.
 """
@@ -32,7 +32,7 @@ CREATE INDEX by_refusal ON entries (sequence) WHERE NOT allowed;
 
 @dataclass(frozen=True)
 class Filter:
-    """The entries wanted; a field that is not set does not filter. `level` is the mildest level shown."""
+    """The conditions on entries; a field that is not set excludes nothing. `level` is the mildest level wanted."""
 
     since: float | None = None
     until: float | None = None
@@ -45,7 +45,7 @@ class Filter:
     words: str = ""  # searched in action, target and reason, ignoring case
 
     def takes(self, entry: Entry, told: Told) -> bool:
-        """Return whether this entry is wanted."""
+        """Return whether this entry meets all conditions."""
         return (
             entry.sequence > self.after
             and (self.since is None or entry.time >= self.since)
@@ -60,7 +60,7 @@ class Filter:
 
 
 def select(found: Iterable[Entry], wanted: Filter) -> Iterator[tuple[Entry, Told]]:
-    """Yield the wanted entries, each with its summary."""
+    """Yield the entries that meet the filter, each with its summary."""
     for entry in found:
         told = tell(entry)
         if wanted.takes(entry, told):
@@ -71,7 +71,7 @@ def follow(path: str, *, pause: Callable[[], None]) -> Iterator[Entry]:
     """Yield every entry there is, then each new one as it is written, for ever.
 
     Calls `pause` when there is nothing new; `pause` may raise to stop. Continues in the next file after a rotation. Raises `LedgerBroken`
-    as reading does.
+    at the first fault.
     """
     before: Entry | None = None
     while True:
@@ -117,7 +117,7 @@ def _read_on(file: BinaryIO, path: str, before: Entry | None, pause: Callable[[]
 
 
 class WholeLines:
-    """The whole lines of a file from an offset on. `end` is the offset after the last line yielded. Leaves out a line being written."""
+    """The complete lines of a file from an offset on; a line still being written is left out. `end` is the offset after the last line."""
 
     def __init__(self, file: BinaryIO, start: int) -> None:
         self.end = start
@@ -139,16 +139,17 @@ def _is_still(file: BinaryIO, path: str) -> bool:
 
 
 class Index:
-    """The index at `place` of the ledger at `ledger`."""
+    """The SQLite index of a ledger. `place` is the path of the index, `ledger` the path of the ledger."""
 
     def __init__(self, ledger: str, place: str) -> None:
         self._ledger = ledger
         self._place = place
 
     def find(self, wanted: Filter, *, newest: int) -> list[Entry]:
-        """Return the newest wanted entries, oldest first.
+        """Return the last entries that meet the filter, at most `newest` of them, oldest first.
 
-        Raises `LedgerBroken` if the ledger is broken, OSError if it cannot be read.
+        The index is first brought up to date, and rebuilt if it does not match the ledger. Raises `LedgerBroken` if the ledger is broken,
+        OSError if it cannot be read.
         """
         try:
             return self._found(wanted, newest)
@@ -226,7 +227,7 @@ def _row(entry: Entry, file: int, start: int, stop: int) -> tuple[object, ...]:
 
 
 def _as_sql(wanted: Filter) -> tuple[str, list[object]]:
-    """Return the filter as an SQL condition and its values. All user input is passed as values."""
+    """Return the filter as an SQL condition and its values. User input occurs only in the values."""
     conditions: list[tuple[str, object]] = [("sequence > ?", wanted.after)]
     if wanted.since is not None:
         conditions.append(("time >= ?", wanted.since))

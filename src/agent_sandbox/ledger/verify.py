@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Report:
-    """The result of an examination. `fault` is the first fault; entries after it were not examined."""
+    """The result of an examination.
+
+    `fault` is the first fault; entries after it were not examined. `missing` describes missing entries, `untold` what could not be checked.
+    """
 
     first: int = 0
     last: int = 0
@@ -64,7 +67,7 @@ class Evidence:
 
 @dataclass
 class _Walked:
-    """The state of the walk so far."""
+    """The state of an examination, after the entries examined so far."""
 
     first: int = 0
     before: Entry | None = None
@@ -185,7 +188,7 @@ def _report(walked: _Walked, known: Evidence, fault: str) -> Report:
 
 
 def _lacking(walked: _Walked, known: Evidence, last: int) -> list[str]:
-    """Describe the entries missing at the beginning and at the end."""
+    """Describe the entries that are missing at the beginning and at the end."""
     gaps: list[str] = []
     start = max(walked.oldest, 1)
     if walked.first > start and not walked.missing:  # a file started afresh states itself what is missing

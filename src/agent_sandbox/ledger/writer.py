@@ -44,7 +44,7 @@ _LOOK_SECONDS = 0.01  # how long a held file is trusted to be the current one
 
 
 class Ledger:
-    """An append-only record in one file. Safe to share between threads, and to use on both sides of a fork.
+    """An append-only record in one current file. Safe to share between threads, and to use on both sides of a fork.
 
     `keys` is the directory of the key and the anchor. Key and anchor protect the record against anyone who can write the ledger but not
     that directory. The default directory is beside the ledger, where key and anchor only reveal accidental damage.
@@ -82,7 +82,7 @@ class Ledger:
         return self.record_all((event,), lasting=lasting)[0]
 
     def record_all(self, events: Sequence[Event], *, lasting: bool = False) -> list[Entry]:
-        """Append several events with nothing between them. If this raises, some of them may have been recorded."""
+        """Append several events with no other entry between them. If this raises, some of them may have been recorded."""
         try:
             seal, held = self._ready(), self._held
             if held is not None and held.ours and (entries := self._through(held, seal, events, lasting)) is not None:
@@ -97,7 +97,7 @@ class Ledger:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep the files open inside the block, for a process that records much. Raises as `record` does.
+        """Keep the files open inside the block, for a process that records many events. Raises as `record` does.
 
         A ledger without entries has no files, and is not held. Do not nest such blocks. A run records two entries, and does not need this.
         """
@@ -169,9 +169,9 @@ class Ledger:
         return descriptor
 
     def _locked(self, seal: Seal) -> int | None:
-        """Open and lock the file, or its successor if it had grown large.
+        """Open and lock the current file. If it has grown large, rotate it and return its successor.
 
-        Return None if a rotation replaced the file before it was locked.
+        Returns None if another process rotated the file before it was locked.
         """
         try:
             descriptor = os.open(self.path, _FLAGS, 0o600)
@@ -192,7 +192,8 @@ class Ledger:
     def _rotated(self, descriptor: int, seal: Seal) -> int | None:
         """Rotate the locked file, and return its successor, open and locked.
 
-        Returns this file if it stays in use, None if it is no longer the ledger. Happens once in a hundred thousand entries.
+        Returns the same file if it cannot be rotated now, None if it is no longer the current file. Happens once in a hundred thousand
+        entries.
         """
 
         if not os.path.samestat(os.fstat(descriptor), os.stat(self.path)):
@@ -212,7 +213,7 @@ class Ledger:
         return new
 
     def _through(self, held: OpenLedger, seal: Seal, events: Sequence[Event], lasting: bool) -> list[Entry] | None:
-        """Append through held files; None if the file must be rotated first, or does not exist."""
+        """Append events through the files held open; None, without appending, if the file must be rotated first or does not exist."""
         now = self._clock()
         with held.lock:
             try:
@@ -287,7 +288,7 @@ class Ledger:
         *,
         is_new: bool = False,
     ) -> None:
-        """Finish a write: force it to the disk if it is to last, then set the anchor."""
+        """Finish a write: force it to the disk if it is `lasting`, then write the anchor."""
         if lasting:
             os.fsync(descriptor)
             if is_new:  # force the name of the file to the disk too
@@ -299,7 +300,7 @@ class Ledger:
         self._seen = (file, size, sequence, digest, mark, held.opening if held is not None else None)
 
     def _head(self, descriptor: int, file: tuple[int, int], size: int, seal: Seal) -> tuple[Head, Gap | None]:
-        """Return the end of the chain, and the `Gap` to record first if entries are missing. Raises `LedgerBroken`, and OSError."""
+        """Return the end of the chain, and the `Gap` to record first if entries are missing, else None. Raises `LedgerBroken`, OSError."""
         seen = self._seen
         head = find_head(descriptor, size, seal) if size else Head()
         if seen is not None and seen[0] == file and size > seen[1]:
@@ -329,7 +330,7 @@ def _identity(descriptor: int) -> tuple[tuple[int, int], int]:
 
 
 class OpenLedger:
-    """The file of the ledger and its anchor, held open.
+    """The current file of the ledger and its anchor, held open.
 
     `lock` serialises threads. `ours` is false in a forked child, which must not use the files. `opening` is replaced whenever the ledger is
     reopened.
@@ -355,9 +356,9 @@ class OpenLedger:
         _all.add(self)
 
     def locked(self, path: str, now: float, segment_bytes: int) -> int:
-        """Lock the ledger, and return its length.
+        """Lock the ledger at this path, and return its length. Reopens the file if another one has taken its place.
 
-        Raises OSError, and holds no lock, if no file has that name.
+        Raises OSError, and holds no lock, if there is no file at the path.
         """
         while True:
             fcntl.flock(self.file, fcntl.LOCK_EX)
@@ -408,10 +409,10 @@ def _let_go() -> None:
 
 
 def rotate(path: str, descriptor: int, head: Head, now: float, seal: Seal, *, kept_bytes: int) -> tuple[int, Head] | None:
-    """Replace the file that is open and locked as `descriptor` with a new one.
+    """Close the current file, open and locked as `descriptor`, and begin a new one in its place.
 
-    Returns the new descriptor, locked, and its head. Returns None on a filesystem without hard links, where the old file keeps growing.
-    Raises OSError.
+    Returns the new file's descriptor, locked, and its head. Returns None on a filesystem without hard links, where the old file keeps
+    growing. Raises OSError.
     """
     os.fsync(descriptor)
     first = first_sequence(path)
@@ -438,7 +439,7 @@ def rotate(path: str, descriptor: int, head: Head, now: float, seal: Seal, *, ke
 
 
 def _name_again(path: str, name: str) -> bool:
-    """Link the file to a second name. False if the filesystem has no hard links."""
+    """Give the file a second name, as a hard link. Returns False if the filesystem has no hard links."""
     try:
         os.link(path, name)
     except FileExistsError:

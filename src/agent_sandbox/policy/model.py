@@ -221,9 +221,7 @@ class AskRules:
         return bool(self.about_commands or self.tools or self.promotions or self.protected or self.opaque)
 
     def narrowed(self, other: AskRules) -> AskRules:
-        """Return rules that ask whenever one of the two asks, with the needs of both, and only the approvers and elevations that both
-        permit.
-        """
+        """Return rules that ask whenever one of the two asks, with the needs of both, and only the approvers and elevations of both."""
         return AskRules(
             _union(self.commands, other.commands),
             _union(self.effects, other.effects),

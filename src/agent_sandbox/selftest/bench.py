@@ -1,7 +1,7 @@
 """The test bench outside the sandbox: decoys in a private directory, and observation of processes and real files.
 
-No file of the user is written, moved or read. The bench makes secrets, links and a home, and they are masked by the same rules as those of
-the user. If a self-test is killed, the next self-test removes its bench. Every process of a self-test ends by itself, at the latest a few
+No file of the user is written, moved or read. The bench makes secrets, links and a home, which are hidden by the same rules as the user's
+own. If a self-test is killed, the next self-test removes its bench. Every process of a self-test ends by itself, at the latest a few
 seconds after the self-test.
 """
 
@@ -36,7 +36,7 @@ _NOBODY = 65534
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Places of the user that attempts try to open or to write in. No attempt reads them, and all stay unchanged."""
+    """Real places of the user that attempts try to open or to write in. No attempt reads them, and all stay unchanged."""
 
     hidden: tuple[str, ...] = ()  # paths that the policy hides
     elsewhere: tuple[str, ...] = ()  # directories in which a sandboxed program tries to create a file
@@ -45,7 +45,7 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class DecoyBench:
-    """A directory with a project, a home and a denied directory. `token` is in every planted secret, and nowhere else."""
+    """A directory with a project, a home and a denied directory. `token` is a random text that is part of every planted secret."""
 
     path: str
     token: str
@@ -100,7 +100,7 @@ class DecoyBench:
 
     @contextmanager
     def bystander(self, mark: str) -> Iterator[subprocess.Popen[bytes]]:
-        """Run a process outside the sandbox, with `mark` on its command line and the token in its environment. It ends with us."""
+        """Run a process outside the sandbox during the block, with `mark` on its command line and the token in its environment."""
         environment = {"PATH": os.environ.get("PATH", os.defpath), "SECRET": self.token}
         command = ["sh", "-c", "echo ready; read -r line", mark]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as process:
@@ -164,7 +164,7 @@ def _plant(bench: DecoyBench) -> None:
 def _make_locked(place: str) -> tuple[str, int]:
     """Make a directory and lock it. Returns its path, and the descriptor that holds the lock.
 
-    Before the lock is taken, another self-test may take the directory for an abandoned bench and remove it. Then make another directory.
+    Before the lock is taken, another self-test may take the directory for an abandoned bench and remove it. Then another directory is made.
     """
     while True:
         path = tempfile.mkdtemp(prefix=PREFIX, dir=place)
@@ -201,7 +201,7 @@ def _remove(bench: DecoyBench, forget: Callable[[DecoyBench], None]) -> None:
 
 @dataclass(frozen=True)
 class DecoyListener:
-    """One socket, and the family and address at which an attempt finds it."""
+    """One listening socket, and its family and address, with which an attempt can reach it."""
 
     made: socket.socket
     target: tuple[int, Any]
@@ -222,7 +222,10 @@ class DecoyListener:
 
 @contextmanager
 def listening(kind: int, **addresses: tuple[int, Any]) -> Iterator[dict[str, DecoyListener]]:
-    """Listen at each address (a family, and an address to bind) for the length of the block."""
+    """Listen at each address for the length of the block, and yield the listeners by name.
+
+    An address is a family, and the address to bind.
+    """
     with ExitStack() as stack:
         yield {way: _listen(stack, kind, family, address) for way, (family, address) in addresses.items()}
 
@@ -236,7 +239,7 @@ def _listen(stack: ExitStack, kind: int, family: int, address: Any) -> DecoyList
 
 
 def named(mark: str) -> list[int]:
-    """Return the processes of the machine with this name, including those in sandboxes."""
+    """Return the pids of all processes with this name on the machine, including those in sandboxes."""
     pids = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError):
@@ -267,7 +270,7 @@ def descendants(pid: int) -> dict[int, str]:
 
 
 def still_there(processes: dict[int, str]) -> dict[int, str]:
-    """Return those of the processes that still live."""
+    """Return the processes that still run, of those given by pid and start time."""
     return {pid: began for pid, began in processes.items() if (fields := _stat(pid)) and fields[19] == began and fields[0] != "Z"}
 
 
@@ -280,7 +283,7 @@ def _stat(pid: int) -> list[str]:
 
 
 def environment_address(pid: int) -> int:
-    """Return the address of the environment in the memory of a process."""
+    """Return the memory address at which the environment of a process begins."""
     return int(_stat(pid)[47])
 
 
@@ -317,10 +320,10 @@ T = TypeVar("T")
 
 @contextmanager
 def aside(work: Callable[[], T]) -> Iterator[Callable[[], T]]:
-    """Run the work in a fork, and yield a function that waits for the result of the work.
+    """Run the work in a forked child, and yield a function that waits for the result of the work.
 
-    That function raises `SandboxError` if the work raised it, or if the work ended without a result. If the block ends before the work,
-    the fork gets SIGTERM, and this function waits for its end.
+    That function raises `SandboxError` if the work raised it, or if the work ended without a result. At the end of the block, the child
+    gets SIGTERM and is waited for.
     """
     reading, writing = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
@@ -343,7 +346,7 @@ def aside(work: Callable[[], T]) -> Iterator[Callable[[], T]]:
 
 
 def _work(work: Callable[[], Any], writing: int) -> None:
-    """Do the work in the fork. Never returns: a return would run the parent's `with` and `finally` blocks in the fork."""
+    """Do the work in the forked child. Never returns: a return would run the parent's `with` and `finally` blocks in the child."""
     code = 1
     try:
         sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGTERM)  # unwind, too, if the parent dies

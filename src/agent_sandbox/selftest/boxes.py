@@ -24,7 +24,7 @@ PYTHON = (os.path.realpath(sys.executable), "-I", "-S")
 
 
 def patience() -> float:
-    """Return the seconds that an attempt may take. They grow with the number of processes that wait for each processor."""
+    """Return the time limit of an attempt, in seconds. It is longer if the machine is busy."""
     return _PATIENCE_SECONDS * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
 
 
@@ -34,7 +34,7 @@ class NoAnswer(SandboxError):
 
 @dataclass(frozen=True)
 class Found:
-    """The findings of a probe or an attempt: the ways that got through, with the evidence, and those that were refused, with the answer."""
+    """The findings of a probe or an attempt: the ways that got through, with the evidence, and the refused ways, with the error."""
 
     reached: Mapping[str, str] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Found:
 class AttemptResult(Found):
     """The findings of one attempt, and how its run ended.
 
-    An attempt that a limit ended has not `answered`; `ended` then says by which limit.
+    `answered` is whether the attempt printed its findings; if a limit ended it before, `limits_hit` names the limit.
     """
 
     answered: bool = True
@@ -55,10 +55,10 @@ class AttemptResult(Found):
 
 @dataclass(frozen=True)
 class Attempt:
-    """A function in `attempts/`, its arguments, and the surroundings that it needs.
+    """A function in `attempts/`, its arguments, and the conditions under which it runs.
 
-    `limits` are fields of `policy.model.Limits` that replace the box's own. `watch` is called once, after the attempt has answered and
-    while it still runs. With `may_end`, the attempt may be ended before it answers.
+    `limits` are fields of `policy.model.Limits` that replace the box's own. `watch` is called once, after the attempt has printed its
+    findings and while it still runs. With `may_end`, the attempt may end without printing its findings.
     """
 
     module: str
@@ -78,18 +78,18 @@ class Attempt:
 
 
 class Box(Protocol):
-    """A place where attempts run."""
+    """A place where attempts run: a sandbox, or the bare machine."""
 
     name: str
     processes: bool  # whether it permits starting processes
     writes: bool  # whether it lets a program write anywhere, and captures the writes
 
     def run(self, attempt: Attempt) -> AttemptResult:
-        """Run an attempt. Raises `NoAnswer` if it did not finish, unless it `may_end`."""
+        """Run an attempt. Raises `NoAnswer` if it ends without printing its findings, unless its `may_end` is set."""
         ...
 
     def supervisor(self) -> tuple[str, ...]:
-        """Return the command line of a program that runs such a box for a while, and prints a line once it runs."""
+        """Return the command line of a program that starts such a box, prints a line once the box runs, and lets it run for a while."""
         ...
 
     def recorded_as(self, attempt: Attempt) -> str:
@@ -98,14 +98,17 @@ class Box(Protocol):
 
 
 def program(module: str) -> str:
-    """Return the attempts of one module, with their frame, as a single text: a sandbox of the SDK shows no other file of ours."""
+    """Return the source of one module of attempts, preceded by the source of the frame that runs them.
+
+    It is one text without imports of ours, because a sandbox of the SDK shows none of our files.
+    """
     frame, text = ((ATTEMPTS / f"{name}.py").read_text(encoding="utf-8") for name in ("__init__", module))
     own = [line for line in text.splitlines(keepends=True) if not line.startswith(("from __future__ ", "from agent_sandbox."))]
     return frame + "".join(own)
 
 
 def read_answer(attempt: Attempt, output: bytes, errors: bytes, *, ended: str = "", limits_hit: tuple[str, ...] = ()) -> AttemptResult:
-    """Return the answer in the output of an attempt. Raises `NoAnswer` if there is none, unless it `may_end`."""
+    """Return the findings that an attempt printed. Raises `NoAnswer` if there are none, unless the attempt's `may_end` is set."""
     for line in output.splitlines():
         if line.startswith(_ANSWER):
             try:
@@ -167,5 +170,5 @@ class Bare:
         return (*PYTHON, "-c", code)
 
     def recorded_as(self, attempt: Attempt) -> str:
-        """Return the command's own text, because without a sandbox no attempt is recorded."""
+        """Return the call of the attempt. No entry of the ledger contains it: without a sandbox, no attempt is recorded."""
         return attempt.call()

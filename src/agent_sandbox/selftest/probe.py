@@ -1,4 +1,4 @@
-"""Probes: each is one promise in a sentence, and a function that attacks the promise in a box and returns the ways that got through.
+"""Probes: a probe is one promise in a sentence, and a function that attacks the promise in a box and returns the ways that got through.
 
 The function plants decoys, lets an attempt run in a box, and looks from outside. It is called with the bare machine first; there the attack
 must succeed, or the probe proves nothing. `judge` compares the findings on the bare machine with the findings in the sandbox.
@@ -27,7 +27,7 @@ Look = Callable[[DecoyBench, Box], Found]
 class Probe:
     """One attack. `excuse` says why a machine may refuse it even without a sandbox; if empty, such a refusal is a fault of the probe.
 
-    `rests_on` names rows of `doctor` whose remedies may help when it fails.
+    `rests_on` names rows of `doctor` whose remedies may help if the probe fails.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Probes:
         self._rests_on = rests_on
 
     def probe(self, name: str, claim: str, tries: str, *, boxes: Iterable[str] = BOTH, excuse: str = "") -> Callable[[Look], Look]:
-        """Return a decorator that registers a function as a probe."""
+        """Return a decorator that registers a function as the probe of this name."""
 
         def register(look: Look) -> Look:
             self.probes.append(Probe(name, claim, tries, look, tuple(boxes), excuse, self._rests_on))
@@ -85,7 +85,7 @@ class Result:
 
 
 def look(probes: Iterable[Probe], bench: DecoyBench, box: Box, *, starting: Callable[[Probe], None] = lambda probe: None) -> Seen:
-    """Try each probe in one box. A probe that cannot be tried gives the error message instead, and never passes."""
+    """Run each probe in one box, and return its findings by its name. A probe that cannot run has its error message instead."""
     seen: Seen = {}
     for probe in probes:
         starting(probe)
@@ -99,7 +99,7 @@ def look(probes: Iterable[Probe], bench: DecoyBench, box: Box, *, starting: Call
 def judge(probe: Probe, box: str, control: Found | str, found: Found | str) -> Result:
     """Judge a probe by its findings without a sandbox (`control`) and in a sandbox (`found`). Pure.
 
-    A way that got through is a failure, whatever else is known. Nothing passes unless the attack was shown to be possible.
+    The probe fails if any way got through in the sandbox. It passes only if a way got through without the sandbox.
     """
     if isinstance(found, Found) and found.reached:
         return Result(probe, box, "fail", "it got through", dict(found.reached))
@@ -115,6 +115,6 @@ def judge(probe: Probe, box: str, control: Found | str, found: Found | str) -> R
 
 
 def system_calls(*names: str) -> dict[str, int]:
-    """Return the number of each system call."""
+    """Return the number of each of these system calls on this machine, by name."""
     table = numbers(os.uname().machine)
     return {name: table[name] for name in names}

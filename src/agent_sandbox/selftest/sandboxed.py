@@ -41,7 +41,7 @@ Sandbox(validate_code=False).execute(open(sys.argv[1]).read(), on_output=lambda 
 
 
 class Cloned:
-    """A sandbox of the command line: the preset and the user's options, on layers that are kept, for the bench's project.
+    """The sandbox that `agent-sandbox run` makes: its preset and the user's options, layers that are kept, and the bench's project.
 
     While this sandbox is used, our process must have a single thread, as the process of `agent-sandbox run` has.
     """
@@ -111,12 +111,12 @@ class Cloned:
         return (*ours, "--cwd", self._bench.project, "--", *self._words(stay))
 
     def recorded_as(self, attempt: Attempt) -> str:
-        """Return the last argument: the ledger records the arguments of a command as they are."""
+        """Return the last argument of the command: the ledger records the arguments of a command as they are."""
         return attempt.call()
 
 
 class Locked:
-    """A sandbox of the SDK: `Sandbox()`, or one with these settings."""
+    """The sandbox that `Sandbox()` of the SDK makes, with these settings."""
 
     name = "sdk"
     processes = False
@@ -136,7 +136,7 @@ class Locked:
         here().process().close()
 
     def run(self, attempt: Attempt) -> AttemptResult:
-        """Run an attempt as code."""
+        """Run an attempt as Python code."""
         run = Run()
 
         def look(stream: str, text: str) -> None:
@@ -163,7 +163,7 @@ class Locked:
         return self._sandboxes[key]
 
     def supervisor(self) -> tuple[str, ...]:
-        """Return the command line of a Python program that uses the SDK."""
+        """Return the command line of a Python program that runs code in a `Sandbox` of the SDK."""
         source = f"{self._bench.project}/supervised.py"
         with open(source, "w", encoding="utf-8") as file:
             file.write(_source(Attempt("files", "nothing", watch=lambda: None)))

@@ -1,7 +1,8 @@
 """The attempts of the self-test, and the frame that runs an attempt and prints which of its ways got through.
 
-Attempts run in a sandbox, and on the bare machine to show that they can succeed. We send them as text, after the text of this file, and
-never import them. They import little: an interpreter starts for each attempt, and json or pathlib would double the time.
+An attempt is a function that returns ways to attack: functions by name. It runs in a sandbox, and on the bare machine to show that it can
+succeed. It is sent as text, after the text of this file, and never imported here. Attempts import little: an interpreter starts for each of
+them, and json or pathlib would double the time.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def main(name: str, arguments: dict[str, object], stay: float) -> None:
-    """Do every deed of an attempt and print the result, then stay for some seconds, to be observed from outside.
+    """Run the attempt of this name, print the result, then stay for some seconds to be observed from outside.
 
-    A deed that returns got through, and its result is the evidence. A deed that raises was refused.
+    A way whose function returns got through, and the returned value is the evidence. A way whose function raises was refused.
     """
     reached, refused = {}, {}
     for way, deed in globals()[name](**arguments).items():
@@ -32,7 +33,7 @@ def main(name: str, arguments: dict[str, object], stay: float) -> None:
 
 
 def later(deed: Callable[..., object], *arguments: object) -> Callable[[], object]:
-    """Return a deed with its arguments, for `main` to do."""
+    """Return a function without parameters that calls `deed` with these arguments."""
     return lambda: deed(*arguments)
 
 

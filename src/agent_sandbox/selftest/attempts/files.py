@@ -12,12 +12,12 @@ CHANGED = "changed by verify\n"
 
 
 def nothing(note: str = "") -> Deeds:
-    """Attempt nothing: for probes that need any run."""
+    """Return one way that does nothing, for probes that need a run of any kind. The note identifies the run."""
     return {"ran": lambda: note}
 
 
 def read(paths: list[str]) -> Deeds:
-    """Read each file by its path, and once more by reopening an O_PATH descriptor."""
+    """Return ways to read each file: by its path, and by reopening an O_PATH descriptor."""
     return {
         **{path: later(content, path) for path in paths},
         **{f"{path} by /proc/self/fd": later(_reopened, path) for path in paths},
@@ -25,7 +25,7 @@ def read(paths: list[str]) -> Deeds:
 
 
 def read_through_proc(path: str) -> Deeds:
-    """Read a file through the roots and working directories of processes in /proc."""
+    """Return ways to read a file through the roots and working directories of processes in /proc."""
     up = "../" * 32
     others = [pid for pid in os.listdir("/proc") if pid.isdigit() and pid not in ("1", str(os.getpid()))]
     return {
@@ -36,12 +36,12 @@ def read_through_proc(path: str) -> Deeds:
 
 
 def open_only(paths: list[str]) -> Deeds:
-    """Open each file or directory, and read nothing."""
+    """Return ways to open each file or directory, without reading it."""
     return {path: later(_open, path) for path in paths}
 
 
 def write(tree: str, directories: list[str], name: str) -> Deeds:
-    """Change a tree in every way there is, and make a file of this name in other directories."""
+    """Return all ways to change the files in a tree, and to make a file of this name in other directories."""
     return {
         "overwrite": lambda: write_to(f"{tree}/overwrite", CHANGED),
         "append": lambda: _append(f"{tree}/append"),
@@ -56,17 +56,17 @@ def write(tree: str, directories: list[str], name: str) -> Deeds:
 
 
 def use_devices(paths: list[str]) -> Deeds:
-    """Open devices of the machine, and make two: one that is real, and one that overlays take for a deletion."""
+    """Return ways to open devices of the machine, and to make two: a real one, and the one that means a deletion to overlayfs."""
     return {**{path: later(_open, path) for path in paths}, "mknod 1:3": later(_device, 1, 3), "mknod 0:0": later(_device, 0, 0)}
 
 
 def plant(paths: list[str]) -> Deeds:
-    """Leave a file at each path."""
+    """Return ways to leave a file at each path."""
     return {path: later(write_to, path, CHANGED) for path in paths}
 
 
 def fill(path: str, megabytes: int, seconds: float) -> Deeds:
-    """Write some megabytes within some seconds, and remove them."""
+    """Return a way to write this many megabytes to a file, spread over this many seconds, and to remove the file."""
     return {"write": lambda: _fill(path, megabytes, seconds)}
 
 

@@ -1,7 +1,7 @@
-"""Attempts on the kernel itself: calls, namespaces, other processes' memory, terminals, settings.
+"""Attempts on the kernel itself: system calls, namespaces, other processes' memory, terminals, settings.
 
-Calls that must not reach the kernel are made with arguments that no kernel accepts. A filter in front of the kernel answers EPERM or
-ENOSYS. Any other answer comes from the kernel.
+System calls that must not reach the kernel are made with arguments that no kernel accepts. The seccomp filter answers EPERM or ENOSYS; any
+other answer comes from the kernel.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ _IPC_CREAT = 0o1000
 
 
 def call_badly(numbers: dict[str, int]) -> Deeds:
-    """Make each system call with -1 for every argument."""
+    """Return ways to make each system call with -1 for every argument."""
     return {name: later(_answered, number) for name, number in numbers.items()}
 
 
 def unshare(number: int, kinds: dict[str, int]) -> Deeds:
-    """Make a namespace of each kind."""
+    """Return ways to make a namespace of each kind."""
     return {kind: later(_call, number, flag) for kind, flag in kinds.items()}
 
 
 def own_namespaces(theirs: dict[str, str]) -> Deeds:
-    """Compare the namespaces of this process with the namespaces of the self-test."""
+    """Return ways to find a namespace that this process shares with the self-test. `theirs` are the namespaces of the self-test."""
     return {kind: later(_shared, kind, identity) for kind, identity in theirs.items()}
 
 
 def meddle(pid: int, address: int, numbers: dict[str, int]) -> Deeds:
-    """Trace a process of the machine, read its memory and its environment, take a descriptor of it."""
+    """Return ways to trace a process of the machine, to read its memory and environment, and to take a descriptor from it."""
     return {
         "ptrace": lambda: _call(numbers["ptrace"], _PTRACE_SEIZE, pid, 0, 0),
         "process_vm_readv": lambda: _read_memory(numbers["process_vm_readv"], pid, address),
@@ -47,33 +47,33 @@ def meddle(pid: int, address: int, numbers: dict[str, int]) -> Deeds:
 
 
 def type_into_terminal(requests: dict[str, int]) -> Deeds:
-    """Push a key into the terminal of this process, as if somebody had typed it."""
+    """Return ways to push a key into the terminal of this process, as if somebody had typed it."""
     os.close(os.open(os.ttyname(0), os.O_RDWR))  # which makes it the terminal of this session
     return {name: later(_typed, request) for name, request in requests.items()}
 
 
 def open_settings(paths: list[str]) -> Deeds:
-    """Open settings of the kernel for writing, and write nothing."""
+    """Return ways to open settings of the kernel for writing, without writing."""
     return {path: later(_open_for_writing, path) for path in paths}
 
 
 def take_name(name: str) -> Deeds:
-    """Set the name of this process, by which the self-test finds the process from outside."""
+    """Return a way to set the name of this process, by which the self-test finds the process from outside."""
     return {"name": lambda: _LIBC.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)}
 
 
 def leave_segment(number: int, key: int) -> Deeds:
-    """Leave a piece of shared memory."""
+    """Return a way to make a segment of System V shared memory with this key."""
     return {"System V": lambda: _call(number, key, 4096, _IPC_CREAT | 0o600)}
 
 
 def find_segment(number: int, key: int) -> Deeds:
-    """Find the System V segment with this key."""
+    """Return a way to find the System V segment with this key."""
     return {"System V": lambda: _call(number, key, 0, 0)}
 
 
 def remove_segment(find: int, control: int, key: int) -> Deeds:
-    """Remove the System V segment with this key."""
+    """Return a way to remove the System V segment with this key."""
     return {"System V": lambda: _call(control, _call(find, key, 0, 0), 0, 0)}
 
 

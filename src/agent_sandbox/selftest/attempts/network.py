@@ -9,27 +9,27 @@ from agent_sandbox.selftest.attempts import Address, Deeds, later
 
 
 def connect(targets: dict[str, tuple[int, Address]]) -> Deeds:
-    """Connect a stream socket to each target. A target is a family and an address."""
+    """Return ways to connect a stream socket to each target. A target is a family and an address."""
     return {way: later(_connect, family, address) for way, (family, address) in targets.items()}
 
 
 def connect_to_file(directory: str, name: str) -> Deeds:
-    """Connect to a socket that is a file. Its directory is opened first: the path of a socket may have no more than 107 characters."""
+    """Return a way to connect to a socket file. It opens the directory first: a socket path may have at most 107 characters."""
     return {"file": lambda: _connect(socket.AF_UNIX, f"/proc/self/fd/{os.open(directory, os.O_PATH)}/{name}")}
 
 
 def send(targets: dict[str, tuple[int, Address]], text: str) -> Deeds:
-    """Send a datagram to each target."""
+    """Return ways to send a datagram to each target. A target is a family and an address; `text` is hexadecimal."""
     return {way: later(_send, family, address, text) for way, (family, address) in targets.items()}
 
 
 def make(kinds: dict[str, list[int]]) -> Deeds:
-    """Make a socket of each kind: family, type, protocol."""
+    """Return ways to make a socket of each kind: family, type, protocol."""
     return {way: later(_make, kind) for way, kind in kinds.items()}
 
 
 def look_around(address: str) -> Deeds:
-    """Look for a route to an outside address, without sending anything, and for interfaces other than loopback."""
+    """Return ways to find a route to an outside address, without sending anything, and an interface other than loopback."""
     return {f"route to {address}": lambda: _route(address), "interface": _interface}
 
 

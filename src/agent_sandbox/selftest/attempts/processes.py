@@ -11,7 +11,7 @@ from agent_sandbox.selftest.attempts import Deeds, content, later, write_to
 
 
 def spawn() -> Deeds:
-    """Start a process in the usual ways."""
+    """Return the usual ways to start a process."""
     import subprocess  # here and below: an attempt pays only for what it uses
 
     program = [sys.executable, "-I", "-S", "-c", "pass"]
@@ -23,7 +23,7 @@ def spawn() -> Deeds:
 
 
 def start_tool(tool: str, loader: str, copy: str, mark: str) -> Deeds:
-    """Have a tool print a mark: by its name, and in the ways that go around a list of names."""
+    """Return ways to have a tool print a mark: by its name or path, and in ways that go around a list of allowed names."""
     import shutil
 
     return {
@@ -54,12 +54,12 @@ def _in_memory(path: str) -> int:
 
 
 def see(mark: str) -> Deeds:
-    """Find a process of the machine by a word on its command line."""
+    """Return a way to find a process of the machine by a word on its command line."""
     return {"in /proc": lambda: _with_word(mark)}
 
 
 def harm(pid: int) -> Deeds:
-    """Stop, slow down and end a process of the machine."""
+    """Return ways to slow down, stop and end a process of the machine."""
     return {
         "lower its priority": lambda: os.setpriority(os.PRIO_PROCESS, pid, 19),
         "stop": lambda: os.kill(pid, signal.SIGSTOP),
@@ -69,58 +69,58 @@ def harm(pid: int) -> Deeds:
 
 
 def find_variable(name: str) -> Deeds:
-    """Look for a variable in its own environment and in that of every process it can see."""
+    """Return ways to find a variable in the environment of this process, and of every process that it can see."""
     return {"os.environ": lambda: os.environ[name], "/proc/*/environ": lambda: _in_environments(name)}
 
 
 def find_descriptors() -> Deeds:
-    """Look for descriptors that somebody left open."""
+    """Return ways to identify each descriptor that was inherited, besides the standard streams."""
     numbers = [int(name) for name in os.listdir("/proc/self/fd")]
     return {f"descriptor {number}": later(os.readlink, f"/proc/self/fd/{number}") for number in numbers if number > 2 and _is_open(number)}
 
 
 def stay_behind(mark: str, seconds: float) -> Deeds:
-    """Leave a process in the background, in a session of its own."""
+    """Return a way to leave a process in the background, in a session of its own."""
     return {"daemon": lambda: _daemon(mark, seconds)}
 
 
 def start_setuid(programs: list[str]) -> Deeds:
-    """Start programs that run with the rights of their owner, and see as whom they run."""
+    """Return ways to start programs that run with the rights of their owner. A program that runs as the caller was refused."""
     return {program: later(_runs_as_another, program) for program in programs}
 
 
 def fork_many(number: int) -> Deeds:
-    """Have this many processes at once."""
+    """Return a way to have this many processes at once."""
     return {"processes": lambda: _fork_many(number)}
 
 
 def thread_many(number: int) -> Deeds:
-    """Have this many threads at once."""
+    """Return a way to have this many threads at once."""
     return {"threads": lambda: _thread_many(number)}
 
 
 def open_many(number: int) -> Deeds:
-    """Have this many descriptors open at once."""
+    """Return a way to have this many descriptors open at once."""
     return {"descriptors": lambda: len([os.open("/dev/null", os.O_RDONLY) for _ in range(number)])}
 
 
 def take_memory(megabytes: int) -> Deeds:
-    """Use this much memory: written, not only reserved."""
+    """Return a way to use this much memory: written, not only reserved."""
     return {"memory": lambda: f"{len(b'x' * (megabytes << 20)) >> 20} MiB"}
 
 
 def go_on(seconds: float) -> Deeds:
-    """Run for this long, ignoring every signal that can be ignored."""
+    """Return a way to run for this long, while signals that ask the process to end are ignored."""
     return {"time": lambda: _deaf(seconds)}
 
 
 def burn(seconds: float) -> Deeds:
-    """Use this much processor time."""
+    """Return a way to use this much processor time."""
     return {"processor time": lambda: _burn(seconds)}
 
 
 def say_much(size: int) -> Deeds:
-    """Print this many bytes."""
+    """Return a way to print this many bytes."""
     return {"output": lambda: sys.stdout.write("x" * size + "\n")}
 
 

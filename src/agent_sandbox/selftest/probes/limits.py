@@ -84,7 +84,7 @@ def _duration(box: Box, seconds: float) -> float:
 
 
 def _ended(box: Box, function: str, arguments: dict[str, Any], limits: dict[str, Any], name: str, *, module: str = "processes") -> Found:
-    """Run an attempt that a limit must end. It got through if it finished, or if it ended and this limit is not given as the reason."""
+    """Run an attempt that the limit `name` must end. It got through if it succeeded, or if it ended for another reason."""
     ran = box.run(Attempt(module, function, arguments, limits, may_end=True))
     if ran.answered:
         reached, refused = list(ran.reached.values()), list(ran.refused.values())

@@ -94,6 +94,6 @@ def _targets(listeners: Mapping[str, DecoyListener]) -> dict[str, object]:
 
 
 def _heard(listeners: Mapping[str, DecoyListener], ran: AttemptResult) -> Found:
-    """Count what our own sockets received, not what the attempt believes to have reached."""
+    """Return the findings by what our own sockets received, not by what the attempt reports."""
     counts = {way: listener.heard() for way, listener in listeners.items()}
     return Found({way: f"we heard it {count} times" for way, count in counts.items() if count}, ran.refused)

@@ -121,7 +121,7 @@ def _found_again(box: Box, paths: list[str], *, throw_away: bool = False) -> Fou
 
 
 def _must_reach(ran: AttemptResult) -> None:
-    """Raise `NoAnswer` if nothing could be left behind: a search for it would show nothing."""
+    """Raise `NoAnswer` if the attempt could leave nothing behind: a search for it would then prove nothing."""
     if ran.refused and not ran.reached:
         raise NoAnswer(f"nothing could be left to be found: {next(iter(ran.refused.values()))}")
 

@@ -1,4 +1,4 @@
-"""Probes on processes: processes of the machine are not seen or harmed, and nothing of the caller is inherited."""
+"""Probes on processes: processes of the machine are not seen or harmed, and the guest inherits nothing from its caller."""
 
 from __future__ import annotations
 
