@@ -77,7 +77,7 @@ def under(layers: Layers, ceiling: Policy, flagged: Mapping[str, float | None] |
 
 
 def bound(policy: Policy, early: EarlyLook | None, project: str | None = None) -> Bound:
-    """Return the policy and the early code check (`early`) of a program, narrowed by the policy files."""
+    """Return the policy and the early code check (`early`) that a caller of the SDK asks for, narrowed by the policy files."""
     layers = layers_of(project)
     if not layers.all:  # the usual case, in which nothing more is loaded
         return Bound(policy, early)

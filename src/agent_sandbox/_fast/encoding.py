@@ -3,9 +3,9 @@
 `json` imports `re`, and `hashlib` loads OpenSSL: several milliseconds for a few short lines and their digests. Decoding, and output for
 people, use `json` itself.
 
-Approvals, the ledger and caches identify a policy or an action by its digest. Equal values have one canonical form, and so one digest,
-whatever the order of a set, `30` or `30.0`, and the Python version. A value without a canonical form is a programming error and raises
-`TypeError`.
+Approvals, the ledger and caches identify a policy or an action by its digest. Equal values have one canonical form, and so one digest: the
+order of a set, `30` or `30.0`, and the Python version make no difference. A value without a canonical form is a programming error and
+raises `TypeError`.
 """
 
 from __future__ import annotations

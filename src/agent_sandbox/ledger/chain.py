@@ -1,16 +1,16 @@
 """The hash chain: find its end, check that nothing in it was changed, and follow it through the files of a ledger.
 
-Bytes that are not an entry are accepted in one case only: none of their lines ends like an entry, as after a torn write (a kill, a power
-cut, a full disk), and the next entry is a `Torn` that seals exactly these bytes, by offset, length and digest. They are kept, counted, and
-never merged with later lines. Numbers go up by one; only a `Gap` skips numbers, and it names the numbers that it skips.
+Bytes that are not an entry are accepted only if none of their lines ends like an entry, as after a torn write (a kill, a power cut, a full
+disk), and if the next entry is a `Torn` that seals exactly these bytes, by offset, length and digest. They are kept, counted, and never
+merged with later lines. Numbers go up by one; only a `Gap` skips numbers, and it names the numbers that it skips.
 
 The hashes alone detect accidents, and changes by anyone who does not rewrite everything after them. The seals detect the rest, given the
 key. The anchor detects that the end, or all of the ledger, is missing. `verify` combines the three.
 
 A ledger is the current file, and the files that rotation closed when they had grown large. A closed file is named by the number of its
-first entry and never written again. The chain continues in the new file. Its first entry names the closed file and the oldest entry that is
-kept. Old files are removed when all together exceed a limit. The entry that says so is written before they are removed. So entries missing
-at the beginning are either named in the chain, or were removed by someone else.
+first entry and never written again. The chain continues in the new file, whose first entry names the closed file and the oldest entry that
+is kept. Old files are removed when all together exceed a limit; the entry that says so is written before. So entries missing at the
+beginning are either named in the chain, or were removed by someone else.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Head:
 
 @dataclass(frozen=True)
 class Verified:
-    """The result for a chain without a fault. `torn` counts the sealed torn writes; `unsealed` is the bytes of an unsealed one."""
+    """The result for an intact chain. `torn` counts the sealed torn writes; `unsealed` is the length in bytes of an unsealed one."""
 
     count: int
     head: str

@@ -208,7 +208,7 @@ def sealed(digest: bytes, seal: Seal) -> str:
 
 
 def decode(line: bytes) -> Entry:
-    """Return the entry in a line without its newline. The seal is not checked.
+    """Return the entry in a line, which is given without its newline. The seal is not checked.
 
     Raises `ValueError` if the line is not exactly what `encode` wrote, `UnknownForm` if another version wrote it.
     """

@@ -92,8 +92,8 @@ class RefusalEvent:
 class Torn:
     """The seal on a torn write: the bytes between the previous entry and this one are not an entry.
 
-    If the writer was killed or the disk was full, the announced action was not done. After a power cut, or if someone damaged the last
-    entry, the action may have been done.
+    If the writer was killed or the disk was full, the action that the torn entry announced was not done. After a power cut, or if someone
+    damaged the last entry, the action may have been done.
     """
 
     kind: ClassVar[str] = "torn"
@@ -117,7 +117,7 @@ class Noted:
 
 @dataclass(frozen=True)
 class Gap:
-    """Missing entries: the anchor names `last` as the last entry, and the entries between the previous entry and this one are missing.
+    """Entries are missing: those after the previous entry, up to the entry `last`, which the anchor names.
 
     Either the machine lost power before they reached the disk, or someone removed the file. The missing entries keep their numbers. If a
     torn write precedes this entry, `torn` seals it as a `Torn` does.

@@ -409,7 +409,7 @@ def _let_go() -> None:
 
 
 def rotate(path: str, descriptor: int, head: Head, now: float, seal: Seal, *, kept_bytes: int) -> tuple[int, Head] | None:
-    """Close the current file, open and locked as `descriptor`, and begin a new one in its place.
+    """Replace the current file, which is open and locked as `descriptor`, with a new one. The old one becomes a closed file.
 
     Returns the new file's descriptor, locked, and its head. Returns None on a filesystem without hard links, where the old file keeps
     growing. Raises OSError.

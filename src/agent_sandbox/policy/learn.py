@@ -148,7 +148,7 @@ class ObservedAttempt(Protocol):
 
 @dataclass(frozen=True)
 class RunContext:
-    """The surroundings of the run. `given` are paths that every policy shows read-only; `starts` are the directories of the commands."""
+    """The surroundings of the run. `given` are paths that every policy shows read-only; `starts` are the working directories."""
 
     project: str
     home: str

@@ -58,7 +58,8 @@ class Limits:
 
     Absurd values are refused on construction, so that later code need not check.
 
-    >>> Limits(wall_seconds=5, memory_bytes=64 * MIB)
+    >>> Limits(wall_seconds=5, memory_bytes=64 * MIB).wall_seconds
+    5
     """
 
     wall_seconds: float | None = 30.0
@@ -345,7 +346,7 @@ def check_command(text: str) -> None:
 
 
 def check_one_of(text: str, known: Iterable[str], name: str) -> None:
-    """Raise `PolicyError` unless the text is one of those known. `name` is what the text names, for the message."""
+    """Raise `PolicyError` unless the text is in `known`. `name` is the kind of thing that the text names, for the message."""
     if text not in known:
         raise PolicyError(f"there is no {name} {text!r}", hint=f"use one of {', '.join(known)}")
 

@@ -23,7 +23,7 @@ from agent_sandbox.errors import PolicyError
 
 
 class Wild(Enum):
-    """Tokens that match more than one text."""
+    """Wildcard tokens. Each matches more than one text."""
 
     ANY = "*"  # any characters, including none and slashes
     ONE = "?"  # one character other than a slash

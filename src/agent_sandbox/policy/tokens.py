@@ -239,7 +239,7 @@ def caveats_of(token: Token) -> tuple[Caveat | None, ...]:
 
 
 def _name(signature: bytes) -> str:
-    """Return the public name of a signature. The signature cannot be derived from the name."""
+    """Return the public name of a token, made from its signature. The signature cannot be derived from the name."""
     return sha256(b"name of " + signature).hexdigest()[:32]
 
 

@@ -1,8 +1,8 @@
 """Resolve Python expressions: the dotted names they may stand for (`Resolver`), and their values if they are constant (`fold`).
 
-`sp` stands for `subprocess`; `"ev" + "al"` and `b64decode("ZXZhbA==")` are `eval`. None of the program is run. Only a short list of
-operations and functions is evaluated, each pure and with bounded output; anything else makes the value unknown. Every step counts against
-one budget.
+After `import subprocess as sp`, `sp` stands for `subprocess`; `"ev" + "al"` and `b64decode("ZXZhbA==")` have the value `eval`. None of the
+program is run. Only a short list of operations and functions is evaluated, each pure and with bounded output; anything else makes the value
+unknown. The number of steps is limited.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _NO_NAMES: frozenset[str] = frozenset()
 
 
 def own_name(name: str) -> str:
-    """Return the canonical name: `os.fork` for `shutil.os.fork` and `posix.fork`. Many modules expose others as attributes."""
+    """Return the canonical form of a dotted name: `os.fork` for `posix.fork`, and for `shutil.os.fork`, because `shutil` exposes `os`."""
     parts = name.split(".")
     for index in range(len(parts) - 1, 0, -1):
         if parts[index].lstrip("_") in _EXPOSED:

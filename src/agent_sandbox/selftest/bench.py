@@ -36,7 +36,7 @@ _NOBODY = 65534
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Real places of the user that attempts try to open or to write in. No attempt reads them, and all stay unchanged."""
+    """Real places of the user: hidden paths to open but not to read, and directories in which a sandboxed program tries to make a file."""
 
     hidden: tuple[str, ...] = ()  # paths that the policy hides
     elsewhere: tuple[str, ...] = ()  # directories in which a sandboxed program tries to create a file

@@ -2,8 +2,8 @@
 
 In Python, aliases are followed and constant expressions evaluated. The matcher errs on the side of more matches, with three exceptions that
 ordinary programs need: a method of an unknown object is not the function of the same name (`re.compile`, `image.open`), a name that the
-program defines at top level is its own, and a parameter that is named like a function is no match. JavaScript and Ruby are matched by
-tokens.
+program defines at top level is its own, and a parameter named like a function matches only where it is called. JavaScript and Ruby are
+matched by tokens.
 """
 
 from __future__ import annotations
@@ -304,7 +304,7 @@ class _JavaScriptMatcher:
             self._findings.add(self._match.function(text) or self._match.name(f"{base}.{text}"), line)
 
     def _constructor(self, at: int, line: int) -> None:
-        """Check `….constructor`: the constructor of a constructor, or one that is called with a string, makes code."""
+        """Check `….constructor`. It makes code if another `constructor` follows, or if it is called with a string."""
         text = self._tokens[at][1]
         following = self._tokens[at + 1]
         again = (text == "." and following[1] == "constructor") or (text == "[" and self._source.string(at + 1)[0] == "constructor")

@@ -46,7 +46,7 @@ class Effective:
     """The policy in force, and the checks made before a run.
 
     `network` are the network rules of the layers; they have no effect, because this version has no network. `validate` is whether code is
-    checked early for the default patterns; `blocked` are patterns that it is always checked for. `warnings` are sentences for people.
+    checked early for the default patterns; `blocked` are patterns that code is always checked for. `warnings` are sentences for people.
     """
 
     policy: Policy

@@ -138,7 +138,7 @@ class _Reading:
                 self._loop(command)
 
     def _optional_bodies(self, bodies: Sequence[Program]) -> None:
-        """Analyse bodies that may or may not run. Variables that they change are unknown afterwards."""
+        """Analyse the bodies of an `if`, a loop or the like, which may not run. Variables that they change are unknown afterwards."""
         for body in bodies:
             before = dict(self._variables)
             self.program(body)

@@ -223,7 +223,7 @@ class Spec:
 
 
 def on_path(kind: EffectKind, path: str) -> list[Effect]:
-    """Return the effect of using a path in this way, as a list; empty for the null device and standard streams.
+    """Return the effect of this kind on a path, as a list; empty for the null device and standard streams.
 
     A network device counts as NETWORK, and writing to a disk device as DESTROYS.
     """

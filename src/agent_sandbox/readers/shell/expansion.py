@@ -104,7 +104,7 @@ def expand(word: Word, variables: Variables, output: Outputs) -> list[Field]:
 
 
 def joined(word: Word, variables: Variables, output: Outputs) -> str | None:
-    """Return the text of an assigned value or here-document, whose words and braces are not split. None if part of it is unknown."""
+    """Return the expanded text of a word that a shell does not split, such as an assigned value. None if part of it is unknown."""
     text = "".join(_marked(part, variables, output) for part in word).replace(_SPLIT, " ").replace(_EMPTY, "")
     return None if _UNKNOWN in text else "".join(map(_plain, text))
 
@@ -155,7 +155,7 @@ def _variable(part: Variable, variables: Variables) -> str:
 
 
 def _cut(value: str, rest: str) -> str | None:
-    """Return the value of `${name:2:3}` or `${name:-…}` if the variable has this value; None if the result is unknown.
+    """Apply the operator in `${name:2:3}` or `${name:-…}` to the value of the variable; None if the result is unknown.
 
     `rest` is the text after the name.
     """
@@ -311,7 +311,7 @@ def _unescaped(text: str) -> str | None:
 
 
 def _numbered(part: str) -> str | None:
-    """Replace the character number at the start of a text: `x6c`, `154` or `0154`, an escape without its backslash. None without one."""
+    """Replace the number that begins an escape (the text after a backslash: `x6c`, `154`, `0154`) by its character; None without one."""
     base, digits, at = (16, "0123456789abcdefABCDEF", 1) if part[0] == "x" else (8, "01234567", 0)
     end = at
     while end < len(part) and end < at + (2 if base == 16 else 4 if part[0] == "0" else 3) and part[end] in digits:

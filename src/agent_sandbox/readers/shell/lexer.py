@@ -183,7 +183,7 @@ class Reader:
         return Variable(name, quoted) if name else Text("$", True)
 
     def _nested(self) -> Program:
-        """Read a program and its closing parenthesis."""
+        """Read a program after an opening parenthesis, and the closing parenthesis."""
         inner = self._inner()
         program = self._program(inner)
         inner.skip_blanks()

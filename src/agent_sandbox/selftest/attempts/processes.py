@@ -85,7 +85,7 @@ def stay_behind(mark: str, seconds: float) -> Deeds:
 
 
 def start_setuid(programs: list[str]) -> Deeds:
-    """Return ways to start programs that run with the rights of their owner. A program that runs as the caller was refused."""
+    """Return ways to start programs with the rights of their owner. A way is refused if its program runs as the caller."""
     return {program: later(_runs_as_another, program) for program in programs}
 
 

@@ -1,4 +1,4 @@
-"""The tools that agents use, and their effects by arguments. `effects_of` is the entry point; the tools are in `tables`."""
+"""The tools that agents use, and the effects of each for given arguments. `effects_of` is the entry point; the tools are in `tables`."""
 
 from __future__ import annotations
 
