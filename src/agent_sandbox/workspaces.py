@@ -11,6 +11,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from agent_sandbox import policy_files, result
@@ -30,7 +31,7 @@ from agent_sandbox.result import SandboxResult
 from agent_sandbox.sandbox import ENVIRONMENT, OnOutput, Shell, TextListener, code_of, encoded, with_arguments, work_of
 from agent_sandbox.workspace.changes import Change, ChangeSet, place_of
 from agent_sandbox.workspace.diff.compare import Formerly, compare, pair_renames
-from agent_sandbox.workspace.diff.formats import unified
+from agent_sandbox.workspace.diff.formats import HEADING, ours, unified
 from agent_sandbox.workspace.drift import DriftReport
 from agent_sandbox.workspace.durable import explained
 from agent_sandbox.workspace.layers.history import Snapshot
@@ -216,7 +217,15 @@ class Workspace:
             return self._stored
 
         with opened(
-            plans, digest, own, lambda project: self.policy, approved=agreed, system=system, caches=caches, files_only=files_only
+            plans,
+            digest,
+            own,
+            lambda project: self.policy,
+            here().process,
+            approved=agreed,
+            system=system,
+            caches=caches,
+            files_only=files_only,
         ) as ready:
             return carry(ready, ready.proposal, plans, self._gate)
 
@@ -249,14 +258,16 @@ class Workspace:
         With `everything`, return also changes of caches and outside the project, as `promote(system=True, caches=True)` writes them.
         Programs should use `agent-sandbox diff --patch`.
         """
-        with self._stored.opened() as stack:
+        with self._stored.opened() as stack, ExitStack() as ends:
             former = Formerly(bases=self._stored.bases(), open_base=self._stored.open_base)
             changes = self._stored.changes_in(stack, self.policy)
+            source = engine_promote.history_source(self._stored, self.policy, changes, stack, here().process)
+            changes, contents, words = engine_promote.reviewed(source, ends)
             if not everything:
                 changes = ChangeSet(tuple(change for change in changes if place_of(change.path, self.project) == "project"))
             changes = pair_renames(changes)
-            rows = (row for change in changes for row in unified(compare(change, stack, former), relative_to=self.project))
-            return "".join(f"{row.plain}\n" for row in rows)
+            rows = (row for change in changes for row in unified(compare(change, contents, former), relative_to=self.project))
+            return "".join(f"{row.plain}\n" for row in (*rows, *(ours(HEADING, f"# {each}") for each in words)))
 
     def drift(self) -> DriftReport:
         """Return the changes of the real project since the clone, and mark those that the sandbox changed, too."""
@@ -313,7 +324,7 @@ class Workspace:
 
         recovered(self._stored, self._gate)
         with engine_promote.proposed(
-            self._stored, self.policy, Wanted(chosen, system, drift, resolve, frozenset(_each(approve)), caches)
+            self._stored, self.policy, Wanted(chosen, system, drift, resolve, frozenset(_each(approve)), caches), here().process
         ) as proposal:
             if review is not None and not review(proposal):
                 return None

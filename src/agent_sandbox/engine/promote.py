@@ -10,20 +10,25 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 
 from agent_sandbox._fast.encoding import digest_of_form
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, field, replace
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.recover import Leaving, UnderWay, let_go, not_let_go
+from agent_sandbox.engine.repositories import CarriedRepositories, HistorySource, carry_history
 from agent_sandbox.errors import Conflicted, Drift, PolicyError, SandboxError, WorkspaceError
 from agent_sandbox.policy.action import Promote, Undo
 from agent_sandbox.policy.model import Policy
+from agent_sandbox.policy.paths import contains
 from agent_sandbox.workspace import protected
 from agent_sandbox.workspace.changes import Change, ChangeSet, Contents, Kind, place_of
 from agent_sandbox.workspace.diff.compare import MachineFiles
 from agent_sandbox.workspace.drift import MovedOn, judge
+from agent_sandbox.workspace.escape import visible
+from agent_sandbox.workspace.git.records import relative_meanings
+from agent_sandbox.workspace.git.repository import linked_repository
 from agent_sandbox.workspace.layers.history import Snapshot
 from agent_sandbox.workspace.merge.tree import Conflict, ConflictKind, MergedEntry, Version, merge_entry, resolve
 from agent_sandbox.workspace.nodes import EntryType, Node
@@ -36,6 +41,7 @@ from agent_sandbox.workspace.store import Holder
 from agent_sandbox.workspace.stored_sandbox import Stored
 
 if TYPE_CHECKING:
+    from agent_sandbox.engine.git_objects import RuntimeOf
     from agent_sandbox.workspace.merge.tree import Answer, Choice, Word
 
 LARGEST_MERGED = 8 << 20  # bytes of one file; beyond it a side is chosen or it stays a conflict
@@ -47,7 +53,7 @@ class Mixed:
     """The contents of changed files: the sandbox's, and merged ones. Implements `changes.Contents`."""
 
     def __init__(self, sandbox: Contents) -> None:
-        self._sandbox = sandbox
+        self.sandbox = sandbox
         self._made: dict[str, bytes] = {}
 
     def put(self, path: str, content: bytes) -> None:
@@ -57,7 +63,7 @@ class Mixed:
     def open_file(self, change: Change) -> int:
         """See `Contents`."""
         if change.path not in self._made:
-            return self._sandbox.open_file(change)
+            return self.sandbox.open_file(change)
         fd = os.memfd_create("merged", os.MFD_CLOEXEC)
         with open(os.dup(fd), "wb") as file:
             file.write(self._made[change.path])
@@ -219,6 +225,8 @@ class PromotionProposal:
     pending: ChangeSet = ChangeSet()  # all unpromoted changes of the sandbox
     settled: tuple[str, ...] = ()  # chosen paths without a step: the real file is the same already, or stays as it is
     caches: tuple[str, ...] = ()  # caches below the root that are not promoted
+    history: CarriedRepositories = field(default_factory=CarriedRepositories, hash=False, compare=False)
+    tree: str = ""  # the directory above the project and its repository, if the project is a linked worktree of another place
 
     def plan(self) -> Plan:
         """Return the plan: its steps and the obstacles. Cached, because a proposal does not change."""
@@ -226,7 +234,11 @@ class PromotionProposal:
 
     @cached_property
     def _plan(self) -> Plan:
-        return plan(self.changes, self.expected, root=self.root, classes=self.classes, approved=self.wanted.approved)
+        tree = self.tree or self.root
+        classes = {**self.classes, tree: self.classes.get(self.root, frozenset())}  # those of the whole set
+        result = plan(self.changes, self.expected, root=tree, classes=classes, approved=self.wanted.approved)
+        meanings, place = relative_meanings(self.history.meanings, tree), os.path.relpath(self.root, tree) if self.tree else ""
+        return replace(result, refused=(*result.refused, *self.history.refused), meanings=meanings, place=place)
 
     def protected(self) -> dict[str, tuple[str, ...]]:
         """Return the changed paths of each protected class."""
@@ -258,11 +270,12 @@ class CarriedOver:
 
 
 @contextmanager
-def proposed(stored: Stored, policy: Policy, wanted: Wanted) -> Iterator[PromotionProposal]:
+def proposed(stored: Stored, policy: Policy, wanted: Wanted, runtime: RuntimeOf) -> Iterator[PromotionProposal]:
     """Yield a proposed promotion. The sandbox is locked inside the block. Raises `Busy` while a run uses the sandbox.
 
     Drift, conflicts and protected classes raise nothing here: they are in the proposal. Raises `PolicyError` for unknown options, for an
-    unknown protected class, and for a path that was changed under two rules on files.
+    unknown protected class, and for a path that was changed under two rules on files. The git objects of the sandbox are read in a sandbox
+    of `runtime`.
     """
     if wanted.drift not in _DRIFTED:
         raise PolicyError(f"unknown drift mode: {wanted.drift!r}", hint=f"there are: {', '.join(_DRIFTED)}")
@@ -270,32 +283,112 @@ def proposed(stored: Stored, policy: Policy, wanted: Wanted) -> Iterator[Promoti
         raise PolicyError('resolve needs drift="merge", and one of these words or a function', hint=f"there are: {', '.join(_WORDS)}")
     if unknown := wanted.approved - protected.CLASSES.keys():
         raise PolicyError(f"there is no protected class {min(unknown)!r}", hint=f"there are: {', '.join(sorted(protected.CLASSES))}")
-    with stored.state.lock(command="promote"), stored.opened() as stack:
+    with stored.state.lock(command="promote"), stored.opened() as stack, ExitStack() as ends:
         everything, bases = stored.changes_in(stack, policy), stored.bases(stack)
         root = "/" if wanted.system else stored.state.project
         project = stored.state.project
         inside = everything.within(root)
         noise = {change.path for change in inside if not wanted.caches and place_of(change.path, project) == "noise"}
         caches = tuple(change.path for change in inside if change.path in noise and wanted.chosen(change))
-        chosen = inside.chosen(lambda change: change.path not in noise and wanted.chosen(change))
-        _refuse_twice(chosen)
+        asked_for = inside.chosen(lambda change: change.path not in noise and wanted.chosen(change))
+        _refuse_twice(asked_for)
+        records = _records_elsewhere(everything, root)
+        source = history_source(stored, policy, ChangeSet((*inside, *records)), stack, runtime)
+        paths = {change.path for change in (*asked_for, *records.chosen(wanted.chosen))}
+        history = carry_history(source, lambda change: change.path in paths, ends)
+        chosen = ChangeSet(tuple(each for each in asked_for if each.path not in history.raw))
         expected = look_at(root, chosen)
         hidden = {change.path for change in chosen if change.masks_real}  # hidden real files: there is no base to compare with
         verdicts = judge(chosen, bases, expected)
         moved = {path: each for path, each in verdicts.items() if isinstance(each, MovedOn) and path not in hidden}
         contents = Mixed(stack)
-        asked_for = chosen
         chosen = ChangeSet(tuple(each for each in chosen if each.path not in moved or not is_so_already(each, moved[each.path], contents)))
         moved = {change.path: moved[change.path] for change in chosen if change.path in moved}
         merged: tuple[str, ...] = ()
         conflicts: tuple[Conflict, ...] = ()
         if moved and wanted.drift == "merge":
             chosen, merged, conflicts = brought_together(chosen, moved, contents, stored.open_base, wanted.resolve)
-            expected = look_at(root, chosen)
-        classes = protected_classes(chosen, expected, contents, root=root)
+        above = _missing_above(chosen, root)
+        if wanted.drift == "refuse":
+            moved |= {path: MovedOn(Base(path, None), None, reason=_GONE) for path in above if path not in moved}
+        else:
+            chosen = ChangeSet((*chosen, *_new_directories(above)))
+        conflicts += _answered(history, wanted)
+        moved |= history.moved
+        for path, content in history.contents.items():
+            contents.put(path, content)
+        expected = look_at(root, chosen)
+        classes = {**protected_classes(chosen, expected, contents, root=root), **history.classes}
+        chosen = ChangeSet((*chosen, *history.changes.values()))
+        tree = "" if all(contains(root, path) for path in history.changes) else os.path.commonpath([root, *history.changes])
+        expected |= look_at(tree or root, ChangeSet(tuple(history.changes.values())))
         left = {change.path for change in chosen}
-        settled = tuple(change.path for change in asked_for if change.path not in left)
-        yield PromotionProposal(root, chosen, contents, wanted, expected, classes, moved, merged, conflicts, everything, settled, caches)
+        taken = {change.path for change in asked_for} | history.raw
+        settled = tuple(each.path for each in (*inside, *records) if each.path in taken and each.path not in left)
+        yield PromotionProposal(
+            *(root, chosen, contents, wanted, expected, classes, moved, merged, conflicts, everything, settled, caches, history, tree)
+        )
+
+
+def _records_elsewhere(changes: ChangeSet, root: str) -> ChangeSet:
+    """Return the changes in the repository of a linked worktree, which lies outside the root; else none."""
+    common = linked_repository(root) if root != "/" else ""
+    return changes.within(common) if common and not contains(root, common) else ChangeSet()
+
+
+def reviewed(source: HistorySource, until_the_end: ExitStack) -> tuple[ChangeSet, Mixed, tuple[str, ...]]:
+    """Return changes and contents as a promotion would write them, with the history of repositories, and sentences about that history."""
+    history = carry_history(source, _all, until_the_end)
+    contents = Mixed(source.contents)
+    for path, content in history.contents.items():
+        contents.put(path, content)
+    rest = (change for change in source.changes if change.path not in history.raw)
+    refused = (visible(f"git: {each.path}: {each.why}") for each in history.refused)
+    return ChangeSet((*rest, *history.changes.values())), contents, (*history.words, *refused)
+
+
+def history_source(stored: Stored, policy: Policy, changes: ChangeSet, contents: Contents, runtime: RuntimeOf) -> HistorySource:
+    """Return where the git history of a stored sandbox is read from."""
+    masks = tuple(mask.path for mask in policy.files.masks)
+    return HistorySource(stored.state.project, changes, contents, stored.bases(), stored.open_base, masks, runtime)
+
+
+_GONE = "the directory that it lies in has gone in reality"
+
+
+def _missing_above(changes: ChangeSet, root: str) -> dict[str, list[str]]:
+    """Return the changes whose directory is neither real nor part of the changes, each with the missing directories, the deepest first."""
+    after = {change.path for change in changes if change.after is not None and change.after.type is EntryType.DIRECTORY}
+    known: dict[str, list[str]] = {root: []}
+
+    def missing(directory: str) -> list[str]:
+        if directory not in known:
+            there = directory in after or (os.path.isdir(directory) and not os.path.islink(directory))
+            known[directory] = [] if there or len(directory) <= len(root) else [directory, *missing(os.path.dirname(directory))]
+        return known[directory]
+
+    return {change.path: gone for change in changes if change.after is not None and (gone := missing(os.path.dirname(change.path)))}
+
+
+def _new_directories(above: Mapping[str, list[str]]) -> Iterator[Change]:
+    for path in sorted({path for gone in above.values() for path in gone}):
+        if not os.path.lexists(path):
+            yield Change(path, Kind.ADDED, None, Node(EntryType.DIRECTORY, 0o755, os.geteuid(), os.getegid()))
+
+
+def _answered(history: CarriedRepositories, wanted: Wanted) -> tuple[Conflict, ...]:
+    """Answer the conflicts of a repository: its values cannot be merged, so one side is taken. Return those without an answer."""
+    if wanted.drift != "merge":
+        return ()
+    conflicts: list[Conflict] = []
+    for path, each in history.moved.items():
+        conflict = Conflict(path, ConflictKind.WHOLE, None, None, None, why=each.why())
+        answer = wanted.resolve(conflict) if callable(wanted.resolve) else wanted.resolve
+        if answer == "theirs":
+            history.drop([path])
+        elif answer != "ours":
+            conflicts.append(conflict)
+    return tuple(conflicts)
 
 
 def _refuse_twice(changes: ChangeSet) -> None:
@@ -322,10 +415,15 @@ def carry_out(proposal: PromotionProposal, stored: Stored, gate: Gate, *, detail
         stored,
         gate,
         proposal.action(),
-        lambda: promote(proposal.plan(), proposal.contents, stored.state.promotions, holder=_holder("promote"), clock=time.time),
+        lambda: _written(proposal, stored),
         None if proposal.wanted.plan else _leaving(proposal),
         details,
     )
+
+
+def _written(proposal: PromotionProposal, stored: Stored) -> Promotion:
+    proposal.history.prepare()
+    return promote(proposal.plan(), proposal.contents, stored.state.promotions, holder=_holder("promote"), clock=time.time)
 
 
 def _done(

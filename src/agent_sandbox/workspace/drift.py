@@ -114,14 +114,20 @@ class NotMoved:
 
 @dataclass(frozen=True)
 class MovedOn:
-    """The real entry differs from its base, or the base is unknown. `below` lists the paths in a directory that differ."""
+    """The real entry differs from its base, or the base is unknown. `below` lists the paths in a directory that differ.
+
+    `reason` says how it differs, if the content of the file is not what counts.
+    """
 
     base: Base
     seen: Fingerprint | None
     below: tuple[str, ...] = ()
+    reason: str = ""
 
     def why(self) -> str:
         """Return the reason in a few words."""
+        if self.reason:
+            return self.reason
         if self.below:
             return f"{'an entry' if len(self.below) == 1 else f'{len(self.below):,} entries'} below it moved on, first {self.below[0]!r}"
         if not self.base.known:

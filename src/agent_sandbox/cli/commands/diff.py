@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Literal
 
 from agent_sandbox._fast.values import dataclass, replace
+from agent_sandbox.assembly import here
 from agent_sandbox.cli.caller import EscapedOutput, forwarding
 from agent_sandbox.cli.context import current_and_whole, policy_of
 from agent_sandbox.cli.execute import COULD_NOT_START, code_of, perform, refusal, say_how_it_ended
@@ -15,12 +17,16 @@ from agent_sandbox.cli.render import pager
 from agent_sandbox.cli.render.changes import ShownChange, check_patterns, gather, refuse_on_a_terminal, show
 from agent_sandbox.cli.render.messages import Console, remark, shown
 from agent_sandbox.cli.results import OMITTED, Omitted, PathName, VerbResult
+from agent_sandbox.engine.promote import history_source, reviewed
+from agent_sandbox.engine.repositories import HistorySource
 from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.work import Command, Outcome, Work
+from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.runtime.base import ExitReason
 from agent_sandbox.workspace.changes import ChangeSet, Contents
 from agent_sandbox.workspace.diff.compare import Formerly
 from agent_sandbox.workspace.project import Project
+from agent_sandbox.workspace.reality import Base
 from agent_sandbox.workspace.stored_sandbox import Stored
 
 _IN_MEMORY = 8 << 20
@@ -42,7 +48,7 @@ class DiffResult(VerbResult):
     """Changes with their content.
 
     The changes were printed one by one, so `changes` is empty here. `problem` says that a patch lacks content of the project, or that the
-    changes of a command could not be listed.
+    changes of a command could not be listed. `git` are sentences about commits, branches and tags.
     """
 
     kind = "diff"
@@ -51,6 +57,7 @@ class DiffResult(VerbResult):
     project: PathName
     sandbox: str | None
     changes: tuple[ShownChange, ...] = ()
+    git: tuple[str, ...] = ()
     run: DiffRun | Omitted = OMITTED
     problem: Literal["incomplete", "unlisted"] | Omitted = OMITTED
 
@@ -74,13 +81,16 @@ def diff(options: CommandOptions, console: Console) -> VerbResult:
     sandbox = current_and_whole(options.project, options.policy)
     stored = Stored(sandbox.state)
     result = DiffResult(PathName(sandbox.project.path), sandbox.state.id)
-    with stored.opened() as layers:
-        changes = stored.changes_in(layers, policy_of(options.policy, sandbox.project))
+    with stored.opened() as layers, ExitStack() as ends:
+        policy = policy_of(options.policy, sandbox.project)
+        changes = stored.changes_in(layers, policy)
+        changes, contents, words = reviewed(history_source(stored, policy, changes, layers, here().process), ends)
+        result = replace(result, git=words)
         former = Formerly(bases=stored.bases(), open_base=stored.open_base)
-        material = gather(options.show, sandbox.project.path, changes, layers, former)
+        material = gather(options.show, sandbox.project.path, changes, contents, former)
         with pager.output(paged=options.show.pager) as write:  # a reader who quits early is no failure
             _begin(options.show, write, result)
-            result = result if show(options.show, material, write, console) else replace(result, problem="incomplete")
+            result = result if show(options.show, material, write, console, words) else replace(result, problem="incomplete")
             _end(options.show, write, result)
     return result
 
@@ -91,10 +101,16 @@ def diff_of(options: CommandOptions, session: Session, work: Work, project: Proj
     The layers are removed when the run ends, so the diff is written to a temporary file before that, and shown afterwards.
     """
     shows: list[bool] = []
+    said: list[str] = []
     with tempfile.SpooledTemporaryFile(_IN_MEMORY) as spool:
 
         def keep(changes: ChangeSet, contents: Contents) -> None:
-            shows.append(show(options.show, gather(options.show, project.path, changes, contents), spool.write, console))
+            masks = [mask.path for mask in session.policy.files.masks]
+            with ExitStack() as ends:
+                source = HistorySource(project.path, changes, contents, None, _no_base, masks, here().process)
+                changes, contents, words = reviewed(source, ends)
+                said.extend(words)
+                shows.append(show(options.show, gather(options.show, project.path, changes, contents), spool.write, console, words))
 
         with forwarding() as forward:
             output = EscapedOutput(aside=True)
@@ -103,7 +119,7 @@ def diff_of(options: CommandOptions, session: Session, work: Work, project: Proj
         say_how_it_ended(refusal(work, outcome), outcome.exit.reason, outcome.exit.limits_hit)
         for note in outcome.notes if not console.quiet or not shows else ():
             remark(note)
-        result = DiffResult(PathName(project.path), None, run=_run(outcome, forward.received))
+        result = DiffResult(PathName(project.path), None, git=tuple(said), run=_run(outcome, forward.received))
         if shows != [True]:
             result = replace(result, problem="incomplete" if shows else "unlisted")
         spool.seek(0)
@@ -113,6 +129,10 @@ def diff_of(options: CommandOptions, session: Session, work: Work, project: Proj
                 write(line)
             _end(options.show, write, result)
     return result
+
+
+def _no_base(base: Base) -> int:
+    raise WorkspaceError(f"{base.path!r} has no base in a throw-away sandbox")
 
 
 def _begin(options: ShowOptions, write: Write, result: DiffResult) -> None:

@@ -18,6 +18,7 @@ from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.promote import CarriedOver, PromotionProposal, Wanted, carry_out, proposed, take_back
 from agent_sandbox.policy.paths import covering
 from agent_sandbox.workspace.changes import Change
+from agent_sandbox.workspace.diff.formats import HEADING, ours
 from agent_sandbox.workspace.promotion.undo import last
 from agent_sandbox.workspace.protected import CLASSES
 from agent_sandbox.workspace.stored_sandbox import Stored
@@ -50,6 +51,7 @@ class PromoteResult(VerbResult):
     conflicts: tuple[PathReason, ...]
     refused: tuple[PathReason, ...]
     protected: dict[str, tuple[PathFacts, ...]]
+    git: tuple[str, ...]
     outcome: Literal["promoted", "nothing-to-do", "dry-run", "not-approved"]
 
     @property
@@ -107,7 +109,7 @@ def _gate(options: PromoteOptions, sandbox: ProjectSandbox) -> Gate:
 def _promote(
     options: PromoteOptions, sandbox: ProjectSandbox, stored: Stored, gate: Gate, wanted: Wanted, console: Console
 ) -> PromoteResult:
-    with proposed(stored, gate.policy, wanted) as proposal:
+    with proposed(stored, gate.policy, wanted, here().process) as proposal:
         plan = proposal.plan()
         if console.shows:
             _show(proposal, plan, sandbox.project.path, console)
@@ -128,7 +130,8 @@ def whole_diff(proposal: PromotionProposal) -> str:
     """Return the diff of a whole promotion, for the person who is asked to approve it."""
     whole, plain = ShowOptions(everything=True), Painter(False)
     material = gather(whole, proposal.root, proposal.changes, proposal.contents)
-    return "\n".join(plain.line(row) for row in rows(whole, material, columns=_COLUMNS, words=False))
+    history = (ours(HEADING, f"# {words}") for words in proposal.history.words)
+    return "\n".join(plain.line(row) for row in (*history, *rows(whole, material, columns=_COLUMNS, words=False)))
 
 
 def undo(options: PromoteOptions, console: Console) -> VerbResult:
@@ -147,7 +150,8 @@ def undo(options: PromoteOptions, console: Console) -> VerbResult:
         if done.note:
             remark(done.note)
         now_in = None if done.snapshot else _snapshot_with_changes(stored, done)
-        return UndoResult(promotion_facts(done), PathName(done.promotion.root), now_in)
+        root = done.promotion.root if done.promotion.root == "/" else sandbox.project.path
+        return UndoResult(promotion_facts(done), PathName(root), now_in)
     finally:
         gate.end()
 
@@ -177,9 +181,10 @@ def _show(proposal: PromotionProposal, plan: Plan, project: str, console: Consol
     summary = ShowOptions(form="stat", everything=True)
     if proposal.changes:
         reset_terminal()
-        show(summary, gather(summary, proposal.root, proposal.changes, proposal.contents), sys.stdout.buffer.write, console)
+        material = gather(summary, proposal.root, proposal.changes, proposal.contents)
+        show(summary, material, sys.stdout.buffer.write, console, proposal.history.words)
         sys.stdout.flush()
-    if outside := len(proposal.pending.outside(proposal.root)):
+    if outside := sum(change.path not in proposal.history.raw for change in proposal.pending.outside(proposal.root)):
         console.note(f"{counted(outside, 'change')} outside the project {'stays' if outside == 1 else 'stay'} in the sandbox (--system)")
     if caches := len(proposal.caches):
         console.note(f"{counted(caches, 'change')} in caches {'stays' if caches == 1 else 'stay'} in the sandbox (--caches)")
@@ -190,7 +195,8 @@ def _show(proposal: PromotionProposal, plan: Plan, project: str, console: Consol
         _list(f"{len(moved):,} changed in reality since the sandbox first touched them (--merge, --force):", moved, project)
     elif proposal.merged:
         _list(f"{len(proposal.merged):,} merged with the real files:", proposal.merged, project)
-    _list(f"{len(proposal.settled):,} need no change: the real file is already the same, or is kept:", proposal.settled, project)
+    settled = [path for path in proposal.settled if path not in proposal.history.raw]
+    _list(f"{len(settled):,} need no change: the real file is already the same, or is kept:", settled, project)
     _list(f"{len(proposal.conflicts):,} in conflict:", [conflict.sentence() for conflict in proposal.conflicts], project)
     for name, paths in proposal.protected().items():
         agreed = " [approved]" if name in proposal.wanted.approved else f" (--approve {name})"
@@ -242,6 +248,7 @@ def _result(
         tuple(PathReason(PathName(each.path), each.kind.value) for each in proposal.conflicts),
         tuple(PathReason(PathName(each.path), each.why) for each in plan.refused),
         {name: _paths(paths) for name, paths in proposal.protected().items()},
+        tuple(proposal.history.words),
         outcome,
     )
 

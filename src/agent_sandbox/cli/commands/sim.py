@@ -214,6 +214,7 @@ def _carry_out(options: CarryOutOptions, digest: str, store: Store, ends: ExitSt
         digest,
         stored_of,
         lambda project: gates[0].policy,
+        here().process,
         approved=options.approved,
         system=options.system,
         caches=options.caches,

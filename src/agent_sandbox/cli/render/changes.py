@@ -106,8 +106,11 @@ def check_patterns(patterns: tuple[str, ...]) -> None:
     only(ChangeSet(), patterns, "/")
 
 
-def show(options: ShowOptions, material: Material, write: Callable[[bytes], object], console: Console) -> bool:
-    """Write changes in the wanted form. Returns False for a patch that lacks content."""
+def show(options: ShowOptions, material: Material, write: Callable[[bytes], object], console: Console, history: Iterable[str] = ()) -> bool:
+    """Write changes in the wanted form. Returns False for a patch that lacks content.
+
+    `history` are sentences about commits and branches. They are written in the forms for people, except for the names alone.
+    """
     if options.form == "json":
         from agent_sandbox.cli.render.json import write_changes  # only with --json
 
@@ -118,6 +121,8 @@ def show(options: ShowOptions, material: Material, write: Callable[[bytes], obje
     painter = Painter(Style.of_stdout().colours)
     for row in rows(options, material, columns=_columns(), words=painter.colours):
         write(f"{painter.line(row)}\n".encode())
+    for words in history if options.form != "name-only" else ():
+        write(f"{painter.line(ours(HEADING, f'# {words}'))}\n".encode())
     return True
 
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 
 from agent_sandbox._fast.values import dataclass, replace
 from agent_sandbox.engine.gate import Gate
+from agent_sandbox.engine.git_objects import RuntimeOf
 from agent_sandbox.engine.promote import CarriedOver, PromotionProposal, Wanted, carry_out, proposed
 from agent_sandbox.engine.simulation import effects
 from agent_sandbox.engine.simulation.plan import BARE, EffectPlan, read
@@ -20,6 +21,7 @@ from agent_sandbox.engine.simulation.run import base_of, pending
 from agent_sandbox.errors import LedgerBroken, LedgerUnavailable, PolicyError, SandboxError, Unfinished
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.paths import contains
+from agent_sandbox.workspace.changes import ChangeSet
 from agent_sandbox.workspace.saved_plans import Plans, PlanState, SavedPlan
 from agent_sandbox.workspace.stored_sandbox import Stored
 
@@ -42,6 +44,7 @@ def opened(
     prefix: str,
     stored_of: Callable[[str], Stored],
     policy_of: Callable[[str], Policy],
+    runtime: RuntimeOf,
     *,
     approved: frozenset[str] = frozenset(),
     system: bool = False,
@@ -50,8 +53,8 @@ def opened(
 ) -> Iterator[Ready]:
     """Open and check the plan whose digest begins with `prefix`, and lock the project's sandbox. Changes nothing yet.
 
-    `stored_of` and `policy_of` return the sandbox and the current policy of a project. Raises `PolicyError` for a plan that is missing,
-    already begun, altered or out of date. Drift is checked later, by `carry`.
+    `stored_of` and `policy_of` return the sandbox and the current policy of a project; `runtime` is as for `proposed`. Raises
+    `PolicyError` for a plan that is missing, already begun, altered or out of date. Drift is checked later, by `carry`.
     """
     with plans.opened(prefix) as kept:
         plan = _read(kept)
@@ -62,7 +65,7 @@ def opened(
         chosen = {effect.path for effect in plan.files if system or effect.place != "elsewhere"}.difference(left_out)
         clone = Stored(PlanState(stored.state.store, plan.project, kept.state.id))
         wanted = Wanted(lambda change: change.path in chosen, system=system, approved=approved, caches=caches, plan=plan.digest)
-        with stored.state.lock(command="carry-out"), proposed(clone, policy, wanted) as proposal:
+        with stored.state.lock(command="carry-out"), proposed(clone, policy, wanted, runtime) as proposal:
             _refuse_changed(plan, proposal, chosen, governed=policy.digest(), base=base_of(pending(stored, policy)))
             yield Ready(plan, kept, stored, clone, proposal, left_out)
 
@@ -138,9 +141,12 @@ def _refuse_changed(plan: EffectPlan, proposal: PromotionProposal, chosen: set[s
         raise PolicyError(f"{read!r}, which the command read, has changed since", hint=again)
     if proposal.moved:
         return  # the promotion itself refuses drift, and names the paths
-    now, problem = effects.file_effects(proposal.changes, proposal.contents, plan.project)
+    raw = proposal.history.raw  # the files of the sandbox's repositories, as the plan has them
+    files = [change for change in proposal.changes if change.path not in proposal.history.changes]
+    files += [change for change in proposal.pending if change.path in raw and change.path in chosen]
+    now, problem = effects.file_effects(ChangeSet(tuple(files)), proposal.contents.sandbox, plan.project)
     if problem:
         raise PolicyError(f"the plan's files cannot be read any more: {problem}", hint=again)
-    wanted = chosen.difference(proposal.settled)
+    wanted = chosen.difference(raw.symmetric_difference(proposal.settled))
     if now != {effect.path: replace(effect, risk=NONE) for effect in plan.files if effect.path in wanted}:
         raise PolicyError("the plan's files have changed since it was shown", hint=again)

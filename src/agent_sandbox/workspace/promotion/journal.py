@@ -20,7 +20,7 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, field
@@ -51,6 +51,7 @@ class PromotionIntent:
     started: float
     boot: str  # the boot id: filesystems may have other device numbers after the next boot
     undoes: int = 0  # the number of the promotion that this one takes back
+    meanings: Mapping[str, Sequence[str]] = field(default_factory=dict, hash=False)  # see `Plan`
 
 
 @dataclass(frozen=True)

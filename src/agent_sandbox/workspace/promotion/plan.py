@@ -22,7 +22,7 @@ from __future__ import annotations
 import os
 import stat
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agent_sandbox._fast.values import TYPE_CHECKING
@@ -132,13 +132,19 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Plan:
-    """The steps for the tree at `root`, in order. None is carried out while something is refused or held."""
+    """The steps for the tree at `root`, in order. None is carried out while something is refused or held.
+
+    `meanings` says, for paths relative to the root, what counts about a file of a git repository; see `git.records`. `place` is the
+    directory for new entries until they are put in place, relative to the root.
+    """
 
     root: str
     steps: tuple[Step, ...] = ()
     refused: tuple[Refusal, ...] = ()
     held: tuple[HeldChange, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
+    meanings: Mapping[str, Sequence[str]] = field(default_factory=dict, hash=False)
+    place: str = ""
 
     @property
     def replaced_bytes(self) -> int:

@@ -123,8 +123,8 @@ def place_of(plan: Plan) -> str:
 
     That is the root of a project; for the whole machine, the directory that holds all changes.
     """
-    if plan.root != "/":
-        return ""
+    if plan.place or plan.root != "/":
+        return plan.place
     parents = [f"/{split(step.path)[0]}" for step in plan.steps]
     return os.path.commonpath(parents).lstrip("/")
 
@@ -147,7 +147,8 @@ class _PromotionRun:
         self.anchor = anchor
         self.journal = journal
         place = place_of(plan)
-        self.intent = PromotionIntent(plan.root, anchor.identity, place, staging.PREFIX + secrets.token_hex(6), clock(), boot_id(), undoes)
+        name = staging.PREFIX + secrets.token_hex(6)
+        self.intent = PromotionIntent(plan.root, anchor.identity, place, name, clock(), boot_id(), undoes, dict(plan.meanings))
 
     def run(self) -> Promotion:
         self._check_place()

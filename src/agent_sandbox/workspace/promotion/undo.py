@@ -15,7 +15,9 @@ from agent_sandbox._fast.values import replace
 from agent_sandbox.errors import Drift, Unfinished, WorkspaceError
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.changes import Change, Kind
-from agent_sandbox.workspace.nodes import EntryType
+from agent_sandbox.workspace.git.records import LOG, PACKED, REFERENCE, Meaning, means_the_same
+from agent_sandbox.workspace.git.repository import read_packed, without_packed
+from agent_sandbox.workspace.nodes import EntryType, Node
 from agent_sandbox.workspace.promotion.inspect import seen_at
 from agent_sandbox.workspace.promotion.journal import Journal, journals
 from agent_sandbox.workspace.promotion.plan import Adjust, Item, Look, Move, Plan, Put, Remove, Step, carried, ordered, split
@@ -58,11 +60,14 @@ def plan_back(journal: Journal, olds: Olds) -> Plan:
     steps: list[Step] = []
     drifted: list[str] = []
     with TargetTree(intent.root) as anchor:
+        records = _Records(anchor, olds, intent.root)
         for move in prepared.moves:
             try:
-                steps.append(_reversed(move, anchor, olds, intent.root))
+                meaning = intent.meanings.get(move.path)
+                steps += records.steps(move, meaning) if meaning else [_reversed(move, anchor, olds, intent.root, intent.meanings)]
             except Surprise as error:
                 drifted.append(os.path.join(intent.root, error.path))
+        steps += records.packed()
     if drifted:
         what = f"{drifted[0]!r} has" if len(drifted) == 1 else f"{len(drifted):,} of the promoted files, the first {drifted[0]!r}, have"
         raise Drift(
@@ -70,7 +75,7 @@ def plan_back(journal: Journal, olds: Olds) -> Plan:
             paths=tuple(drifted),
             hint="bring back what was promoted there, or change by hand what should be undone",
         )
-    return Plan(intent.root, tuple(ordered(steps)))
+    return Plan(intent.root, tuple(ordered(steps)), place=intent.place)
 
 
 class Olds:
@@ -79,6 +84,7 @@ class Olds:
     def __init__(self, journal: Journal) -> None:
         self._directory = os.open(journal.olds, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._places: dict[str, str] = {}
+        self._made: dict[str, bytes] = {}
 
     def __enter__(self) -> Olds:
         return self
@@ -91,17 +97,85 @@ class Olds:
         self._places[path] = place
         return Change(path, Kind.ADDED, None, seen.node)
 
+    def make(self, path: str, content: bytes) -> Change:
+        """Return the change that gives a file a content which is not kept."""
+        self._made[path] = content
+        return Change(path, Kind.ADDED, None, Node(EntryType.FILE, 0o644, os.geteuid(), os.getegid(), len(content)))
+
     def has(self, slot: str) -> bool:
         """Return whether an entry is kept in this slot."""
         return beneath.status_of(self._directory, slot) is not None
 
     def open_file(self, change: Change) -> int:
         """Open the kept content; see `Contents`."""
+        if (made := self._made.get(change.path)) is not None:
+            fd = os.memfd_create("made", os.MFD_CLOEXEC)
+            os.write(fd, made)
+            os.lseek(fd, 0, os.SEEK_SET)
+            return fd
         return beneath.open_file(self._directory, self._places[change.path])
 
 
-def _reversed(move: Move, anchor: TargetTree, olds: Olds, root: str) -> Step:
-    now, inside = _unchanged(move, anchor)
+class _Records:
+    """The steps back for the records of a git repository, which git may have rewritten meanwhile; see `git.records`."""
+
+    def __init__(self, anchor: TargetTree, olds: Olds, root: str) -> None:
+        self._anchor, self._olds, self._root = anchor, olds, root
+        self._gone: dict[str, set[str]] = {}  # references to remove from a `packed-refs` file, by its path
+
+    def steps(self, move: Move, meaning: Meaning) -> list[Step]:
+        """Return the steps for one record. Raises `Surprise` if its meaning has changed since the promotion."""
+        if meaning[0] == PACKED:
+            return []  # its references are restored one by one
+        if meaning[0] == REFERENCE:
+            _, name, packed, old, new = meaning
+            return self._reference(move, name, packed, old, new)
+        try:
+            return [_reversed(move, self._anchor, self._olds, self._root, {move.path: meaning})]
+        except Surprise:
+            if meaning[0] == LOG:
+                return []  # a log only grows: what was added to it since stays
+            raise
+
+    def _reference(self, move: Move, name: str, packed: str, old: str, new: str) -> list[Step]:
+        now = self._seen(move.path)
+        below = read_packed(self._content(packed)).get(name, "")
+        value = self._content(move.path).decode("utf-8", "surrogateescape").strip() if now is not None else below
+        if value != new:
+            raise Surprise(move.path, "it has changed since it was promoted")
+        if not old and below:
+            self._gone.setdefault(packed, set()).add(name)
+        if not old or below == old:
+            return [Remove(move.path, now, {})] if now is not None else []
+        return [self._put(move.path, f"{old}\n".encode("utf-8", "surrogateescape"), now)]
+
+    def packed(self) -> list[Step]:
+        """Return the steps that remove references from `packed-refs`, once all references were looked at."""
+        return [
+            self._put(path, without_packed(self._content(path), frozenset(names)), self._seen(path)) for path, names in self._gone.items()
+        ]
+
+    def _put(self, path: str, content: bytes, now: Fingerprint | None) -> Put:
+        change = self._olds.make(os.path.join(self._root, path), content)
+        kept = _look(now) if now is not None else Look(0o644)
+        look = Look(kept.mode, kept.xattrs, kept.uid, kept.gid)
+        return Put(path, (Item(path, EntryType.FILE, look, len(content), content=change),), now)
+
+    def _seen(self, path: str) -> Fingerprint | None:
+        parent, name = split(path)
+        return seen_at(self._anchor.directory(parent), name, content=True)
+
+    def _content(self, path: str) -> bytes:
+        parent, name = split(path)
+        try:
+            with open(beneath.open_file(self._anchor.directory(parent), name), "rb") as file:
+                return file.read()
+        except OSError:
+            return b""
+
+
+def _reversed(move: Move, anchor: TargetTree, olds: Olds, root: str, meanings: Mapping[str, Meaning]) -> Step:
+    now, inside = _unchanged(move, anchor, meanings)
     if move.old is None:
         assert now is not None
         return Remove(move.path, now, inside)
@@ -129,18 +203,18 @@ def _restored(attribute: str) -> bool:
     return carried(attribute, powers=True) or attribute.startswith("system.posix_acl_")
 
 
-def _unchanged(move: Move, anchor: TargetTree) -> tuple[Fingerprint | None, dict[str, Fingerprint]]:
+def _unchanged(move: Move, anchor: TargetTree, meanings: Mapping[str, Meaning]) -> tuple[Fingerprint | None, dict[str, Fingerprint]]:
     """Return the present entry at the path and the entries below it. Raises `Surprise` if they differ from what the promotion left."""
     if move.in_place:
         return _adjusted(move, anchor), {}
     parent, name = split(move.path)
     directory = anchor.directory(parent)
     now = seen_at(directory, name, content=True)
-    if not _same(move.new, now):
+    if not _same(move.new, now) and not _means_the_same(meanings.get(move.path), directory, name):
         raise Surprise(move.path, "it has changed since it was promoted")
     inside: dict[str, Fingerprint] = {}
     if now is not None and now.node.type is EntryType.DIRECTORY:
-        inside = dict(_below(anchor.directory(move.path), move.within, move.path))
+        inside = dict(_below(anchor.directory(move.path), move.within, move.path, meanings))
         if inside.keys() != move.within.keys():
             raise Surprise(move.path, "something has been added or removed in it since it was promoted")
     return now, inside
@@ -156,10 +230,23 @@ def _adjusted(move: Move, anchor: TargetTree) -> Fingerprint:
     return now
 
 
-def _below(directory: int, left: Mapping[str, Fingerprint], path: str) -> Iterator[tuple[str, Fingerprint]]:
+def _means_the_same(meaning: Meaning | None, directory: int, name: str) -> bool:
+    if meaning is None:
+        return False
+    try:
+        with open(beneath.open_file(directory, name), "rb") as file:
+            return means_the_same(meaning, file.read())
+    except OSError:
+        return False
+
+
+def _below(
+    directory: int, left: Mapping[str, Fingerprint], path: str, meanings: Mapping[str, Meaning]
+) -> Iterator[tuple[str, Fingerprint]]:
     for entry in beneath.walk(directory, unlock=False):
         now = seen_at(entry.directory, entry.name, content=True)
-        if now is None or not _same(left.get(entry.path), now):
+        same = now is not None and _same(left.get(entry.path), now)
+        if now is None or (not same and not _means_the_same(meanings.get(f"{path}/{entry.path}"), entry.directory, entry.name)):
             raise Surprise(f"{path}/{entry.path}", "it has changed since it was promoted")
         yield entry.path, now
 

@@ -1,0 +1,499 @@
+"""Carry the commits of a sandbox over to the real repository.
+
+The guest's files below `.git` are never copied. Its new objects are checked (`git_objects`) and written anew. References, HEAD, the index
+and the logs are compared by meaning with those of the clone and with the real ones, and the host writes them itself: as ordinary changes of
+the promotion, so that drift, undo and recovery work for them as for any file. git is not run, so no hook and no setting takes effect.
+
+What git would run or obey (hooks, configuration, attributes) is no history: it stays in the list of changes, with a kind of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, suppress
+
+from agent_sandbox._fast.values import dataclass, field
+from agent_sandbox.engine.git_objects import GuestObjects, RuntimeOf
+from agent_sandbox.policy.paths import contains
+from agent_sandbox.workspace import protected
+from agent_sandbox.workspace.changes import Change, ChangeSet, Contents, Kind
+from agent_sandbox.workspace.drift import MovedOn
+from agent_sandbox.workspace.durable import explained
+from agent_sandbox.workspace.escape import visible
+from agent_sandbox.workspace.git.index import IndexEntry, merge_indexes, read_index, same_entries, write_index
+from agent_sandbox.workspace.git.objects import DIRECTORY, LINK, REPOSITORY, Commit, ObjectFiles, hash_name
+from agent_sandbox.workspace.git.packs import Damaged
+from agent_sandbox.workspace.git.records import LOG, PACKED, Meaning, of_index, of_reference
+from agent_sandbox.workspace.git.repository import (
+    Files,
+    RepositoryPlace,
+    added_lines,
+    find_repositories,
+    is_reference,
+    objects_added,
+    read_packed,
+    references,
+    without_packed,
+)
+from agent_sandbox.workspace.nodes import EntryType, Node
+from agent_sandbox.workspace.promotion.plan import Refusal
+from agent_sandbox.workspace.reality import Base, Bases
+
+_UNKNOWN = "?"
+_OPERATIONS = ("MERGE_HEAD", "CHERRY_PICK_HEAD", "REVERT_HEAD", "REBASE_HEAD", "AUTO_MERGE", "BISECT_HEAD")
+_MOST_ANCESTORS = 5_000
+_MOST_PATHS = 20_000  # of one branch, compared with the files that are shown
+_NAMED = 5
+_TITLES = 3
+
+
+@dataclass
+class CarriedRepositories:
+    """The history in a sandbox, ready to be promoted.
+
+    `raw` are the changed paths that are replaced by `changes`; some of `raw` are just left behind. `contents` are the new contents, by
+    path. `moved` are the paths whose real value has changed as well.
+    """
+
+    raw: set[str] = field(default_factory=set)
+    changes: dict[str, Change] = field(default_factory=dict)
+    contents: dict[str, bytes] = field(default_factory=dict)
+    moved: dict[str, MovedOn] = field(default_factory=dict)
+    classes: dict[str, frozenset[str]] = field(default_factory=dict)
+    words: list[str] = field(default_factory=list)
+    refused: list[Refusal] = field(default_factory=list)
+    objects: list[tuple[str, GuestObjects]] = field(default_factory=list)
+    directories: list[str] = field(default_factory=list)  # to be made for references and logs
+    meanings: dict[str, Meaning] = field(default_factory=dict)
+
+    def prepare(self) -> None:
+        """Write all new objects to the real repositories, and make directories for references. Raises `WorkspaceError`.
+
+        Nothing refers to the objects yet. If the promotion fails, they do no harm.
+        """
+        for directory, objects in self.objects:
+            objects.write(directory)
+        with explained("make directories for references"):
+            for path in self.directories:
+                above = os.stat(os.path.dirname(path))
+                with suppress(FileExistsError):
+                    os.mkdir(path, above.st_mode & 0o7777)
+                    with suppress(PermissionError):
+                        os.chown(path, above.st_uid, above.st_gid, follow_symlinks=False)
+
+    def drop(self, paths: Collection[str]) -> None:
+        """Leave out some of the changes."""
+        for path in paths:
+            self.changes.pop(path, None)
+
+
+@dataclass(frozen=True)
+class HistorySource:
+    """Where the history of a sandbox is read from: its changes and contents, and the originals that it covers.
+
+    `bases` is None if the real files cannot have changed since. `masks` are the paths that the sandbox cannot see. `runtime` returns the
+    runtime in which objects are read.
+    """
+
+    project: str
+    changes: ChangeSet
+    contents: Contents
+    bases: Bases | None
+    open_base: Callable[[Base], int]
+    masks: Collection[str]
+    runtime: RuntimeOf
+
+
+def carry_history(source: HistorySource, chosen: Callable[[Change], bool], until_the_end: ExitStack) -> CarriedRepositories:
+    """Return the history in a sandbox as changes. `chosen` are the changes that are promoted.
+
+    A repository is carried over as a whole, as soon as one record of it is chosen. What cannot be carried over is in `refused`.
+    """
+    carried = CarriedRepositories()
+    if not any("/HEAD" in change.path or "/index" in change.path or "/refs/" in change.path or "/objects/" in change.path
+               or "/packed-refs" in change.path or "/logs/" in change.path for change in source.changes):  # fmt: skip
+        return carried
+    files = until_the_end.enter_context(Files(source.changes, source.contents, source.bases, source.open_base))
+    shared: set[str] = set()
+    for place in find_repositories(source.project, source.changes, files):
+        mine = {each.path: each for each in source.changes if place.history_of(each.path) and each.path not in carried.raw}
+        if not any(chosen(change) for change in mine.values()):
+            continue
+        part = _Carrier(place, source, files, mine, chosen, has_references=place.common not in shared)
+        shared.add(place.common)
+        try:
+            part.carry(until_the_end)
+        except Damaged as error:
+            carried.refused.append(Refusal(place.directory, f"its commits cannot be carried over: {error}"))
+            carried.raw |= mine.keys()
+            continue
+        part.add_to(carried)
+    return carried
+
+
+class _Carrier:
+    """The history of one repository while it is being carried over."""
+
+    def __init__(
+        self,
+        place: RepositoryPlace,
+        source: HistorySource,
+        files: Files,
+        mine: Mapping[str, Change],
+        chosen: Callable[[Change], bool],
+        *,
+        has_references: bool,
+    ) -> None:
+        self.place, self.source, self.files, self.mine, self.chosen = place, source, files, mine, chosen
+        self.has_references = has_references  # no other worktree of the same repository has carried them over already
+        self.is_new = files.node(place.common) is None
+        self.made: dict[str, bytes | None] = {}  # the new content of each file; None if it goes
+        self.moved: dict[str, MovedOn] = {}
+        self.classes: dict[str, frozenset[str]] = {}
+        self.words: list[str] = []
+        self.refused: list[Refusal] = []
+        self.meanings: dict[str, Meaning] = {}
+
+    def carry(self, until_the_end: ExitStack) -> None:
+        """Compare everything, and collect what is to be written. Raises `Damaged`."""
+        place, files = self.place, self.files
+        values = self._all_references() if self.has_references else {}
+        head = self._text("HEAD")
+        index = self._index()
+        logs = {path: self._log(path) for path in self.mine if f"{place.directory}/logs/" in path or f"{place.common}/logs/" in path}
+        wanted = [mine for _, mine, _ in (*values.values(), head) if mine and not mine.startswith("ref: ")]
+        wanted += index.wanted
+        for name in _OPERATIONS:
+            wanted += (files.guest(f"{place.directory}/{name}") or b"").decode("ascii", "replace").split()
+        for value in wanted:
+            if len(value) != 2 * self._width or value.strip("0123456789abcdef"):
+                raise Damaged(f"{value[:80]!r} is no name of an object")
+        logged = {name.decode() for lines in logs.values() for line in lines for name in line.split(b" ", 2)[:2] if name.strip(b"0")}
+        real = ObjectFiles(place.objects, place.algorithm)
+        self.objects = until_the_end.enter_context(GuestObjects(real, place.algorithm))
+        missing = self.objects.fill(wanted, logged, list(objects_added(place, self.mine)), self.source.contents, self.source.runtime)
+        self._carry_references(values)
+        self._carry_head(head)
+        self._carry_index(index)
+        for path, lines in logs.items():
+            self._carry_log(path, [line for line in lines if missing.isdisjoint(part.decode() for part in line.split(b" ", 2)[:2])])
+        self._refuse_hidden(sorted({mine for _, mine, _ in (*values.values(), head) if mine and mine in self.objects}))
+
+    @property
+    def _width(self) -> int:
+        return 20 if self.place.algorithm == "sha1" else 32
+
+    def _all_references(self) -> dict[str, tuple[str | None, str | None, str | None]]:
+        """Return the base, the sandbox's and the real value of each reference that the sandbox has changed."""
+
+        def base(path: str) -> bytes | None:
+            try:
+                return self.files.base(path)
+            except LookupError:
+                return _UNKNOWN.encode()
+
+        before, mine, real = (references(self.place, read, self.files) for read in (base, self.files.guest, self.files.real))
+        changed: dict[str, tuple[str | None, str | None, str | None]] = {}
+        for name in sorted({*before, *mine, *real}):
+            each = before.get(name), mine.get(name), real.get(name)
+            if each[1] not in (each[0], each[2]):
+                if not is_reference(name) or ((each[1] or "").startswith("ref: ") and not is_reference((each[1] or "")[5:])):
+                    raise Damaged(f"{name!r} is no valid reference")
+                changed[name] = each
+        return changed
+
+    def _text(self, name: str) -> tuple[str | None, str | None, str | None]:
+        """Return the base, the sandbox's and the real content of a small file; the sandbox's is None if it did not change it."""
+        path = f"{self.place.directory}/{name}"
+        mine, real = self.files.guest(path), self.files.real(path)
+        try:
+            base = self.files.base(path)
+        except LookupError:
+            base = _UNKNOWN.encode()
+        texts = tuple(None if each is None else each.decode("utf-8", "surrogateescape").strip() for each in (base, mine, real))
+        return (texts[0], None, texts[2]) if texts[1] in (texts[0], texts[2]) else (texts[0], texts[1], texts[2])
+
+    def _index(self) -> _MergedIndex:
+        path = f"{self.place.directory}/index"
+        change = self.mine.get(path)
+        if change is None or change.after is None:
+            return _MergedIndex({}, {}, (), ())
+        algorithm = self.place.algorithm
+        mine = read_index(self.files.guest(path) or b"", algorithm)
+        content = self.files.real(path)
+        real = read_index(content, algorithm) if content else {}
+        try:
+            was = self.files.base(path)
+            base = read_index(was, algorithm) if was else {}
+        except LookupError:
+            base = {} if real else mine
+        merged, both = merge_indexes(base, mine, real, self._hidden())
+        new = tuple(each.name for entries in merged.values() for each in entries if each.mode != 0o160000 and not any(each.status))
+        return _MergedIndex(merged, real, tuple(both), new)
+
+    def _hidden(self) -> frozenset[str]:
+        """Return the paths of the worktree, relative to it, that the sandbox cannot see."""
+        top = self.place.worktree
+        return frozenset(mask[len(top) + 1 :] for mask in self.source.masks if top and mask.startswith(f"{top}/"))
+
+    def _log(self, path: str) -> list[bytes]:
+        try:
+            base = self.files.base(path) or b""
+        except LookupError:
+            return []
+        return added_lines(base, self.files.guest(path) or b"", self._width)
+
+    def _carry_references(self, values: Mapping[str, tuple[str | None, str | None, str | None]]) -> None:
+        gone: set[str] = set()
+        for name, (base, mine, real) in values.items():
+            path = f"{self._top_of(name)}/{name}"
+            self.meanings[path] = of_reference(name, f"{self.place.common}/packed-refs", real, mine)
+            if mine is None:
+                gone.add(name)
+                self.made[path] = None
+                self.words.append(f"{_spoken(name)} goes away (it is at {_short(real)})")
+            else:
+                self.made[path] = f"{mine}\n".encode()
+                self._describe(name, path, base, mine, real)
+            if real != base and not (mine and real and self._leads_to(mine, real)):
+                short = f"from {_short(base)} to {_short(real)}" if base != _UNKNOWN else f"to {_short(real)}"
+                self.moved[path] = MovedOn(Base(path, None), None, reason=f"{_spoken(name)} has moved on in reality, {short}")
+        packed = self.files.real(f"{self.place.common}/packed-refs")
+        if packed is not None and gone & read_packed(packed).keys():
+            self.made[f"{self.place.common}/packed-refs"] = without_packed(packed, frozenset(gone))
+            self.meanings[f"{self.place.common}/packed-refs"] = (PACKED,)
+
+    def _top_of(self, name: str) -> str:
+        own = name.startswith(("refs/bisect/", "refs/worktree/", "refs/rewritten/"))
+        return self.place.directory if own else self.place.common
+
+    def _describe(self, name: str, path: str, base: str | None, mine: str, real: str | None) -> None:
+        """Say what happens to a reference, and which of its content no shown file has."""
+        spoken = _spoken(name)
+        if name.startswith("refs/replace/"):  # git would show one object in place of another
+            self.classes[path] = frozenset({protected.GIT})
+        if mine.startswith("ref: "):
+            self.words.append(f"{spoken} points to {mine[5:]}")
+            return
+        commits = list(self.objects.new_commits(mine))
+        titles = "; ".join(commit.title for _, commit in commits[:_TITLES]) + ("; …" if len(commits) > _TITLES else "")
+        number = f"{len(commits):,} commit{'' if len(commits) == 1 else 's'}"
+        old = real or (None if base == _UNKNOWN else base)
+        if old is None:
+            self.words.append(f"{spoken} appears at {_short(mine)}" + (f", with {number}: {titles}" if commits else ""))
+        else:
+            rewritten = "" if self._leads_to(mine, old) else ", which drops commits that are there now"
+            what = f"{number} on {spoken}" if commits else f"{spoken} moves"
+            self.words.append(f"{what} ({_short(old)} to {_short(mine)}){rewritten}{f': {titles}' if commits else ''}")
+        unseen = list(self._unseen(commits, mine, old)) if commits else []
+        if unseen:
+            named = ", ".join(text for _, text in unseen[:_NAMED]) + (f" and {len(unseen) - _NAMED:,} more" if len(unseen) > _NAMED else "")
+            self.words.append(f"{spoken} has content that no file of this review shows: {named}")
+            kinds = frozenset(kind for each, _ in unseen for kind in protected.classes_of_path(each))
+            self.classes[path] = self.classes.get(path, frozenset()) | kinds
+
+    def _leads_to(self, tip: str, wanted: str) -> bool:
+        """Return whether a commit is among the ancestors of a tip."""
+        todo, seen = [tip], {tip}
+        while todo and len(seen) < _MOST_ANCESTORS:
+            name = todo.pop(0)
+            if name == wanted:
+                return True
+            try:
+                commit = self.objects.commit(name)
+            except Damaged:  # beyond the end of a shallow clone
+                continue
+            new = [parent for parent in commit.parents if parent not in seen] if commit else []
+            seen.update(new)
+            todo += new
+        return False
+
+    def _unseen(self, commits: list[tuple[str, Commit]], mine: str, old: str | None) -> Iterator[tuple[str, str]]:
+        """Yield the paths whose content at a tip is not what the promoted files have, each with the content's name and size."""
+        tip = self.objects.commit(mine)
+        bottom = old or next((parent for _, commit in commits for parent in commit.parents if parent not in self.objects), None)
+        base = self.objects.commit(bottom) if bottom else None
+        if tip is None:
+            return
+        count = 0
+        for path, entry in self._compared(tip.tree, base.tree if base else None, ""):
+            count += 1
+            if count > _MOST_PATHS:
+                yield "", f"more than {_MOST_PATHS:,} files were changed, and not all were compared"
+                return
+            if entry == self._shown(path, entry):
+                continue
+            if entry is None:
+                yield path, f"{path} (deleted)"
+            elif entry[0] == REPOSITORY:
+                yield path, f"{path} (submodule at {_short(entry[1])})"
+            else:
+                yield path, f"{path} ({_short(entry[1])}, {self.objects.size(entry[1]):,} bytes)"
+
+    def _compared(self, new: str | None, old: str | None, above: str) -> Iterator[tuple[str, tuple[str, str] | None]]:
+        """Yield the paths that differ between two trees, with their entry in the new one."""
+        ours = self.objects.tree(new) if new else {}
+        theirs = self.objects.tree(old) if old else {}
+        for name in sorted({*ours, *theirs}):
+            mine, real = ours.get(name), theirs.get(name)
+            if mine == real:
+                continue
+            deep = [each[1] if each is not None and each[0] == DIRECTORY else None for each in (mine, real)]
+            if any(deep):
+                yield from self._compared(deep[0], deep[1], f"{above}{name}/")
+            if (mine is not None and mine[0] != DIRECTORY) or (mine is None and real is not None and real[0] != DIRECTORY):
+                yield f"{above}{name}", mine
+
+    def _shown(self, path: str, entry: tuple[str, str] | None) -> tuple[str, str] | None:
+        """Return the mode and the name of the content that the real file at a path will have after the promotion."""
+        absolute = f"{self.place.worktree}/{path}" if self.place.worktree else ""
+        change = self.files.change(absolute)
+        is_chosen = change is not None and self.chosen(change)
+        node = change.after if is_chosen and change is not None else self.files.node(absolute) if absolute else None
+        if node is None or node.type is EntryType.DIRECTORY:
+            return entry if entry is not None and entry[0] == REPOSITORY and node is not None else None
+        if node.type is EntryType.SYMLINK:
+            return LINK, hash_name("blob", os.fsencode(node.target), self.place.algorithm)
+        content = (self.files.guest if is_chosen else self.files.real)(absolute)
+        if content is None:
+            return None
+        return ("100755" if node.mode & 0o100 else "100644"), hash_name("blob", content, self.place.algorithm)
+
+    def _carry_head(self, head: tuple[str | None, str | None, str | None]) -> None:
+        base, mine, real = head
+        if mine is None:
+            return
+        path = f"{self.place.directory}/HEAD"
+        if mine.startswith("ref: ") and not (is_reference(mine[5:]) and mine.startswith("ref: refs/heads/")):
+            raise Damaged("HEAD is no branch")
+        self.made[path] = f"{mine}\n".encode()
+        self.words.append(f"HEAD is on {_spoken(mine[5:])}" if mine.startswith("ref: ") else f"HEAD is at {_short(mine)}, on no branch")
+        if real != base:
+            self.moved[path] = MovedOn(Base(path, None), None, reason="HEAD has moved on in reality")
+
+    def _carry_index(self, index: _MergedIndex) -> None:
+        path = f"{self.place.directory}/index"
+        if same_entries(index.merged, index.real):
+            return
+        self.made[path] = write_index(index.merged, self.place.algorithm)
+        self.meanings[path] = of_index(index.merged, self.place.algorithm)
+        if index.both:
+            named = ", ".join(index.both[:_NAMED])
+            self.moved[path] = MovedOn(Base(path, None), None, reason=f"these were staged in reality as well: {named}")
+
+    def _carry_log(self, path: str, lines: list[bytes]) -> None:
+        if lines:
+            self.made[path] = (self.files.real(path) or b"") + b"".join(line + b"\n" for line in lines)
+            self.meanings[path] = (LOG,)
+
+    def _refuse_hidden(self, tips: Iterable[str]) -> None:
+        """Refuse commits that change what the sandbox cannot see: it would be deleted or overwritten, unread."""
+        hidden = sorted(self._hidden())
+        seen: set[str] = set()
+        for tip in tips if hidden else ():
+            for name, commit in self.objects.new_commits(tip):
+                if name in seen:
+                    continue
+                seen.add(name)
+                parents = [self.objects.commit(parent) for parent in commit.parents]
+                for path in hidden:
+                    mine = self._entry(commit, path)
+                    if all(mine != (self._entry(parent, path) if parent else None) for parent in parents or [None]) and (parents or mine):
+                        deed = "deletes" if mine is None else "adds or changes"
+                        why = f"the commit {_short(name)} ({commit.title}) {deed} it, and the sandbox cannot see it"
+                        self.refused.append(Refusal(f"{self.place.worktree}/{path}", why))
+
+    def _entry(self, commit: Commit, path: str) -> tuple[str, str] | None:
+        entry: tuple[str, str] | None = (DIRECTORY, commit.tree)
+        for name in path.split("/"):
+            if entry is None or entry[0] != DIRECTORY:
+                return None
+            entry = self.objects.tree(entry[1]).get(name)
+        return entry
+
+    def add_to(self, carried: CarriedRepositories) -> None:
+        """Turn everything into changes."""
+        raw = set(self.mine)
+        if self.is_new:
+            keep = {path for path, change in self.mine.items() if _is_directory(change) and not _is_fan(path, self.place.objects)}
+            raw -= keep
+            for path, content in self.objects.as_files():
+                self.made[f"{self.place.objects}/{path}"] = content
+        else:
+            carried.objects.append((self.place.objects, self.objects))
+        for path, made in self.made.items():
+            for change in _changes(path, made, self.files, carried.changes, carried.directories, raw):
+                if not self.is_new and _is_directory(change):
+                    carried.directories.append(change.path)
+                else:
+                    carried.changes[change.path] = change
+            if made is not None:
+                carried.contents[path] = made
+        for path in self.made:
+            if path in carried.changes:
+                if path in self.meanings:
+                    carried.meanings[path] = self.meanings[path]
+                extra = self.classes.get(path, frozenset())
+                carried.classes[path] = (frozenset() if protected.GIT in extra else frozenset({protected.HISTORY})) | extra
+        carried.raw |= raw
+        carried.moved.update({path: moved for path, moved in self.moved.items() if path in carried.changes})
+        where = "" if self.place.worktree == self.source.project else f" in {self._called()}"
+        carried.words += [visible(f"git{where}: {each}") for each in self.words]
+        carried.refused += self.refused
+
+    def _called(self) -> str:
+        top, project = self.place.worktree or self.place.directory, self.source.project
+        return top[len(project) + 1 :] if contains(project, top) else top
+
+
+@dataclass(frozen=True)
+class _MergedIndex:
+    merged: Mapping[str, tuple[IndexEntry, ...]]
+    real: Mapping[str, tuple[IndexEntry, ...]]
+    both: tuple[str, ...]
+    wanted: tuple[str, ...]
+
+
+def _is_directory(change: Change) -> bool:
+    return change.after is not None and change.after.type is EntryType.DIRECTORY
+
+
+def _is_fan(path: str, objects: str) -> bool:
+    return path.startswith(f"{objects}/") and path[len(objects) + 1 :] not in ("info", "pack")
+
+
+def _changes(
+    path: str, content: bytes | None, files: Files, made: Mapping[str, Change], existing: Collection[str], raw: Collection[str]
+) -> Iterator[Change]:
+    """Yield the change that gives a real file this content, after the missing directories above it."""
+    real = files.node(path)
+    if content is None:
+        if real is not None:
+            yield Change(path, Kind.DELETED, real, None)
+        return
+    if real is not None and real.type is EntryType.FILE and files.real(path) == content:
+        return
+    above, missing = os.path.dirname(path), []
+    while files.node(above) is None and above not in made and above not in existing and (above in raw or files.change(above) is None):
+        missing.append(above)
+        above = os.path.dirname(above)
+    owner = os.geteuid(), os.getegid()
+    for each in reversed(missing):
+        yield Change(each, Kind.ADDED, None, Node(EntryType.DIRECTORY, 0o755, *owner))
+    if real is None:
+        yield Change(path, Kind.ADDED, None, Node(EntryType.FILE, 0o644, *owner, len(content)))
+    else:
+        yield Change(path, Kind.MODIFIED, real, Node(EntryType.FILE, real.mode, real.uid, real.gid, len(content)))
+
+
+def _spoken(name: str) -> str:
+    """Return the name of a reference as people say it."""
+    for start, word in (("refs/heads/", ""), ("refs/tags/", "the tag "), ("refs/remotes/", "the remote branch ")):
+        if name.startswith(start):
+            return word + name.removeprefix(start)
+    return name
+
+
+def _short(value: str | None) -> str:
+    return "nothing" if not value else value[:7] if not value.startswith("ref: ") else value[5:]
