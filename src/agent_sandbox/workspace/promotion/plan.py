@@ -77,7 +77,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """A step that puts the first of `items` at `path`, with the other items below it. It replaces `expected` and everything `inside` that."""
+    """A step that puts the first of `items` at `path`, with the others below it. It replaces `expected` and everything `inside` that."""
 
     path: str
     items: tuple[Item, ...]
