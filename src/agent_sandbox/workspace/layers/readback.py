@@ -278,7 +278,7 @@ class _Reader:
     def _kind(
         self, before: Node | None, after: Node, entry: LayerEntry, base: Base | None, status: os.stat_result | None
     ) -> tuple[Kind | None, bool]:
-        """Return the kind of change (None if nothing changed), and whether something was unreadable. Unreadable entries count as changed."""
+        """Return the kind of change (None if nothing changed), and whether something was unreadable, which counts as changed."""
         if before is None:
             return Kind.ADDED, after.type is EntryType.DIRECTORY and entry.own is None
         if before.type is not after.type:
