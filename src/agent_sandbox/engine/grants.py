@@ -229,7 +229,7 @@ class Capabilities:
 
 
 def _holder(mark: str) -> int | None:
-    """Return the id of the other process that holds a mark; None if this process does, or if its process is dead.
+    """Return the id of the process that holds a mark; None if that is this process, or if it is dead.
 
     The mark of a dead process is removed.
     """

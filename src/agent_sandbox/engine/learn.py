@@ -82,7 +82,7 @@ def _end(outcome: Outcome) -> str:
 def _files_of(outcome: Outcome, kind: Kind) -> set[str]:
     """Return the paths of files, not directories, with this kind of change.
 
-    Directories do not count, because a digest may decide whether git creates one for an object.
+    Directories do not count: git makes one for an object only if the object's digest needs it.
     """
     nodes = ((change, change.after or change.before) for change in outcome.changes if change.kind is kind and not is_noise(change.path))
     return {change.path for change, node in nodes if node is None or node.type is not EntryType.DIRECTORY}
@@ -100,7 +100,7 @@ def _in(trees: Iterable[str], path: str, project: str) -> bool:
 
 
 def _named_files(work: Work, home: str) -> list[Observed]:
-    """Return a read for each word of a command that names an existing file."""
+    """Return an observed read for each word of a command that names an existing file."""
     if not isinstance(work.what, Command):
         return []
     argv = work.what.argv

@@ -164,7 +164,7 @@ def gating_of(policy: Policy, *, search_path: str, interpreter: Sequence[str], p
     `interpreter` is the program that runs the code. `python` says that the code runs in a Python interpreter, whose modules are then
     included. `line` says that a shell reads a command line.
 
-    Raises `PolicyError` for a rule that allows one tool of a file which holds several.
+    Raises `PolicyError` for a rule that allows only one tool of a file with several, such as busybox.
     """
     if not policy.programs.groups:
         hidden, notes = _denied(policy.programs, search_path, _signs(search_path, ()))
@@ -179,7 +179,7 @@ def gating_of(policy: Policy, *, search_path: str, interpreter: Sequence[str], p
 def _signs(search_path: str, modules: Sequence[str]) -> tuple[int, ...]:
     """Return numbers that change when programs or modules are installed or removed. They are cache keys: listing all files is slow.
 
-    Some installations change no directory time, so one number changes with time. Until then a newly installed program does not start.
+    Some installations change no directory time, so one number also changes regularly. Until it does, such a program does not start.
     """
     return (int(time.monotonic() / LOOK_AGAIN_SECONDS), *(_changed(path) for path in (*search_path.split(os.pathsep), *modules, CACHE)))
 

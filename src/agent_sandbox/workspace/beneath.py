@@ -134,7 +134,7 @@ def open_directory(directory: int, path: str, *, one_filesystem: bool = True) ->
 
 
 def xattrs(directory: int, name: str) -> dict[str, bytes]:
-    """Return the extended attributes of one entry; for a link, its own. The value of an unreadable attribute is b""."""
+    """Return the extended attributes of one entry; for a link, those of the link itself. The value of an unreadable attribute is b""."""
     if "/" in name or name in _NO_NAMES:
         raise OSError(errno.EINVAL, "not the name of an entry", name)
     try:
@@ -312,7 +312,7 @@ def identity(fd: int) -> tuple[int, int]:
 
 
 def enter(directory: int, name: str, wanted: int) -> tuple[int, os.stat_result, int | None]:
-    """Open a directory and give its owner (us) those rights in `wanted` that the guest removed.
+    """Open a directory. If we own it and lack the mode bits `wanted`, because the guest removed them, add them.
 
     Returns a descriptor, the original status, and the mode to restore, which is None if the mode was not changed.
     """

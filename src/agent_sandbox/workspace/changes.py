@@ -135,7 +135,7 @@ def is_noise(path: str) -> bool:
 
 
 def place_of(path: str, project: str) -> str:
-    """Return the group of a changed path: `project`, `elsewhere` or `noise`. A project below /var/tmp is no noise.
+    """Return the group of a changed path: `project`, `elsewhere` or `noise`. A path in the project is `project`, even below /var/tmp.
 
     >>> place_of("/var/tmp/app/x", "/var/tmp/app"), place_of("/var/tmp/y", "/var/tmp/app")
     ('project', 'noise')

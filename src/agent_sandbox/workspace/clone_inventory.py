@@ -64,7 +64,7 @@ def remember(
 ) -> Inventory | NoInventory:
     """List a project and write the inventory to `file`, completely or not at all. Paths in `skip` (absolute) are not entered.
 
-    `cloned_ns` is when the clone was made, by default now. On a busy machine the listing begins long after that.
+    `cloned_ns` is when the clone was made, by default now. On a busy machine the listing may begin long after the clone.
 
     Raises OSError when the file cannot be written. The file is not synced: an inventory lost in a crash counts as unfinished.
     """

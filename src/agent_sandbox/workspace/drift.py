@@ -182,7 +182,7 @@ class _Judge:
         return self._bases.get(path) or Base(path, None, known=False)
 
     def _is_listed(self, path: str) -> bool:
-        """Return whether the store has a base for every real entry below a directory, as recorded for it or for a directory above it."""
+        """Return whether every real entry below a directory has a base. That was recorded for the directory, or for one above it."""
         while path:
             if self._base(path).listed:
                 return True

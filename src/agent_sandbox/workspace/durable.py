@@ -45,7 +45,7 @@ def write_atomically(path: str, content: str | bytes, *, sync: bool = True) -> N
 
 
 def sync_directory(path: str) -> None:
-    """Sync the names in a directory to disk: after a rename, and before anything that depends on it."""
+    """Sync the names in a directory to disk. Call it after a rename, and before a step that depends on the new name."""
     directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(directory)

@@ -120,5 +120,5 @@ def components(path: str) -> tuple[str, ...]:
 
 
 def _invisible(character: str) -> bool:
-    """Return whether a character is a format character or a variation selector. Both are invisible, or only change how others are drawn."""
+    """Return whether a character is a format character or a variation selector, which cannot be seen by themselves."""
     return unicodedata.category(character) == "Cf" or "\ufe00" <= character <= "\ufe0f" or "\U000e0100" <= character <= "\U000e01ef"

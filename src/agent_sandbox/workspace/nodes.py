@@ -162,7 +162,7 @@ def next_extent(fd: int, position: int, size: int) -> tuple[int, int]:
 
 
 def _read(fd: int, position: int, length: int) -> bytes:
-    """Read `length` bytes at `position`, or up to the end of the file. Reads again after a short read, which is no difference."""
+    """Read `length` bytes at `position`, or up to the end of the file. A short read is continued, so that it cannot pass for the end."""
     piece = os.pread(fd, length, position)
     while len(piece) < length and (more := os.pread(fd, length - len(piece), position + len(piece))):
         piece += more

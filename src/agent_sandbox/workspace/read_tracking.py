@@ -68,7 +68,7 @@ class ReadWatch:
     """A context manager that records the files a guest opens.
 
     Begin it when the guest is confined and waits for its program; end it when the guest has ended. `init` is a process in the guest's mount
-    namespace; the project is found below its root, as the guest sees it.
+    namespace; the project is found below the root of that process, as the guest sees it.
     """
 
     def __init__(self, init: int, project: str) -> None:

@@ -141,7 +141,7 @@ class SandboxState:
 
     @property
     def bases(self) -> str:
-        """The directory of originals, the real entries that the layers cover. It is outside the layers, so a full sandbox can use it."""
+        """The directory of originals, the real entries that the layers cover. It does not count towards the sandbox's disk limit."""
         return os.path.join(self.path, "bases")
 
     @property

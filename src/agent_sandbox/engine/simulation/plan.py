@@ -1,7 +1,7 @@
 """The effect plan: the observed effects of a simulated command, as a value with one canonical text.
 
-The digest identifies this text. It is also what is stored, and what a person approves. So the plan holds the digest of every file's
-content, and applying it compares each content again.
+The text is stored, a person approves it, and its digest identifies the plan. So the plan holds the digest of every file's content, and
+applying it compares each content again.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ class EffectPlan:
     """The effects of a command. `digest` identifies the whole plan.
 
     `governed` is the digest of the policy of the simulation. `base` is the digest of the sandbox's unpromoted changes that the command saw,
-    or `BARE` if it ran on the bare machine. Both must be the same when the plan is applied, except for `BARE`. `watched` says whether the
-    run was observed. If it was not, `programs` are the programs that the command line names.
+    or `BARE` if it ran on the bare machine. When the plan is applied, the policy and these changes must be the same; `BARE` is not
+    compared. `watched` says whether the run was observed. If it was not, `programs` are the programs that the command line names.
     """
 
     command: tuple[str, ...]

@@ -78,7 +78,7 @@ def _by_kind(change: Change) -> Iterable[Risk]:
 
 
 def of_deletions(count: int) -> Risk:
-    """Return the risk of the number of all deletions together."""
+    """Return the risk of deleting this many files and directories."""
     if count > BULK_LIMIT:
         return Risk(Level.HIGH, f"{count:,} files and directories are deleted")
     return Risk(Level.MEDIUM, f"{count:,} files and directories are deleted") if count > _MANY_DELETIONS else NONE

@@ -104,9 +104,9 @@ def _mode(node: Node) -> str:
 
 
 def is_binary(content: bytes) -> bool:
-    """Return whether content is mostly not text: more than a fifth is control characters or invalid UTF-8.
+    """Return whether content is binary: more than a fifth of it is control characters or invalid UTF-8.
 
-    A text with a few odd bytes, or with a NUL, is still a text. UTF-8 without a NUL is always text.
+    A text with a few odd bytes is still a text. Valid UTF-8 without a NUL is always text.
     """
     odd = len(content.translate(None, _PLAIN))
     broken = 0
@@ -248,7 +248,7 @@ def compare(
 
 
 def pair_renames(changes: ChangeSet) -> ChangeSet:
-    """Clear `renamed_from` in every change whose old path none of the changes removes. Such a file is then shown whole."""
+    """Clear `renamed_from` in each change if no change removes that old path. The new file is then shown whole."""
     gone = {change.path for change in changes if change.before is not None and change.after is None}
 
     def goes(path: str) -> bool:

@@ -88,7 +88,7 @@ class Hunk:
     edits: tuple[Edit, ...]
 
     def title(self, lines_before: int = 0) -> str:
-        """Return the standard `@@` line that begins the hunk. `lines_before` is the number of lines of the file before line 0."""
+        """Return the standard `@@` line that begins the hunk. `lines_before` is added to its line numbers."""
         old = _range(self.old_from, self.old_to, lines_before)
         return f"@@ -{old} +{_range(self.new_from, self.new_to, lines_before)} @@"
 

@@ -184,7 +184,7 @@ def tree(history: History) -> Iterator[tuple[int, Snapshot]]:
 
 
 def find(history: History, name: str | int | None) -> Snapshot:
-    """Return the snapshot with this id or label; without a name, the snapshot from which the present state descends, else the newest.
+    """Return the snapshot with this id or label. Without a name, return the one that the present state descends from, else the newest.
 
     Raises `PolicyError`, listing the snapshots, when none or several match.
     """

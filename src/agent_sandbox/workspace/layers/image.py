@@ -61,7 +61,7 @@ class Image:
 
     @property
     def identity(self) -> tuple[int, int]:
-        """The device and inode of the image file. The loop device of this image is backed by them."""
+        """The device and inode of the image file, by which its loop device is found."""
         status = os.fstat(self.file)
         return status.st_dev, status.st_ino
 
@@ -115,7 +115,7 @@ def _formatting(capacity: int) -> tuple[str, ...]:
 
 
 def _reserve(file: int, capacity: int, room: int) -> None:
-    """Allocate the disk blocks that the sandbox may fill at first, and put ballast on the rest of the filesystem."""
+    """Allocate the disk blocks for the first `room` bytes that the sandbox may fill, and put a ballast file on the rest."""
     from agent_sandbox.kernel import syscalls as sc
 
     attached = _attach(file)

@@ -228,7 +228,7 @@ class _Reader:
         self.around.append(_Surroundings(self.target.rstrip("/") + "/", "", True, masked))
 
     def read(self, entry: LayerEntry, changes: list[Change]) -> None:
-        """Append the changes that one entry makes to `changes`. Entries must come in the order of `walk`."""
+        """Read one layer entry, and append its changes to `changes`. Entries must come in the order of `walk`."""
         if len(self.around) > entry.depth + 1:
             del self.around[entry.depth + 1 :]
         around = self.around[-1]
@@ -298,7 +298,7 @@ class _Reader:
         return (Kind.XATTR if before.xattrs != after.xattrs else None), unread
 
     def _completed(self, change: Change, before: Node | None, entry: LayerEntry) -> Change:
-        """Return the change with its rarer fields: another path of the same inode, or the number of real entries that a directory loses."""
+        """Return the change with its rarer fields: another path of the same inode, or the number of entries in a replaced directory."""
         if entry.status.st_nlink > 1 and stat.S_ISREG(entry.status.st_mode):
             first = self.links.setdefault((entry.status.st_dev, entry.status.st_ino), change.path)
             return replace(change, link_of=first) if first != change.path else change

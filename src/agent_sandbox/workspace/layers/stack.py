@@ -295,7 +295,7 @@ def walk_layers(uppers: Sequence[int], prefix: str, *, limit: int = beneath.ENTR
 
 
 def mark(directory: int | str, prefix: str) -> bytes:
-    """Return the overlay's mark on a directory: b"y" for opaque, b"x" if it contains whiteouts by attribute, else b""."""
+    """Return the overlay's mark on a directory: b"y" if it is opaque, b"x" if attributes mark whiteouts in it, else b""."""
     name = prefix + "opaque"
     try:
         return os.getxattr(directory, name) if name in os.listxattr(directory) else b""

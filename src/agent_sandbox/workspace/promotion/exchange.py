@@ -5,9 +5,9 @@ checked after the exchange: it must be the same inode, unchanged, and not open f
 could still change it, and a file lease reveals such a program.
 
 Single moves are not recorded: the inodes in the tree and in the staging directory show which moves were made. So taking moves back can be
-interrupted and repeated, even by another process after a crash. One rule decides. If the slot of a move holds another entry than the one we
-staged there, that entry came out of the tree, so it goes back. If another program has put a new entry at the path meanwhile, the new entry
-stays, and the old entry is kept in the state directory.
+interrupted and repeated, even by another process after a crash. One rule decides. If the place of a move in the staging directory (its
+slot) holds another entry than the one we staged there, that entry came out of the tree, so it goes back. If another program has put a new
+entry at the path meanwhile, the new entry stays, and the old entry is kept in the state directory.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class NewTree:
         self._anchor.__exit__(None, None, None)
 
     def link(self, path: str) -> str | None:
-        """Return the target of the link that would be at a path; None if there would be none."""
+        """Return the target of the link that would be at a path; None if there would be no link."""
         if path in self._after:
             node = self._after[path]
             return node.target if node is not None and node.type is EntryType.SYMLINK else None

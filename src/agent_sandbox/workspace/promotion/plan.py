@@ -253,7 +253,7 @@ def seen_from(status: os.stat_result, node: Node, *, now_ns: int, digest: str = 
 def carried(attribute: str, *, powers: bool) -> bool:
     """Return whether an extended attribute is promoted. File capabilities are promoted only with `powers`.
 
-    Overlay attributes never are: a later overlay on the tree would trust them.
+    Overlay attributes are never promoted, because a later overlay on the tree would trust them.
     """
     return (attribute.startswith("user.") and not attribute.startswith("user.overlay.")) or (powers and attribute == CAPABILITY)
 

@@ -279,7 +279,7 @@ class _PromotionRun:
 class Recovery:
     """The interrupted promotions that were completed (`finished`) or rolled back, by number.
 
-    `problems` describes promotions that could be neither. They are tried again the next time.
+    `problems` describes promotions for which neither was possible yet. They are tried again the next time.
     """
 
     finished: tuple[int, ...] = ()
