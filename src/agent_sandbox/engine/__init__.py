@@ -1,1 +1,1 @@
-"""IN WHAT ORDER?  Decide, record, act, record."""
+"""The order of each action: decide, record the intent, act, record the outcome."""

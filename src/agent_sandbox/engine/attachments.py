@@ -1,6 +1,6 @@
 """Attachments: everything that accompanies a run, behind one interface.
 
-An attachment changes the launch before the guest starts, sees the guest start and end, adds to the outcome, and frees what it holds. The
+An attachment changes the launch before the guest starts, sees the guest start and end, adds to the outcome, and frees its resources. The
 session knows no more of an attachment. So a new companion of a run is a new class, and `Work.attachments` names its object.
 
 The interface is enough for a network proxy: `before` starts its helper process and adds to `Launch.on_ready`, which sees the guest's
@@ -47,36 +47,36 @@ class Attachment:
     """
 
     def before(self, launch: Launch) -> Launch:
-        """Return the launch, changed as this attachment needs it. Nothing runs yet."""
+        """Return the launch, changed as this attachment needs it. The guest does not run yet."""
         return launch
 
     def started(self, guest: Guest) -> None:
-        """See the guest that has started. It can be killed from any thread, until `release`."""
+        """Receive the guest that has started. The attachment may kill it from any thread, until `release`."""
 
     def ended(self, guest: Guest, completed: Completed, outcome: Outcome) -> Outcome:
-        """Return the outcome with what this attachment adds. Nothing of the guest lives any more, but its layers can still be read."""
+        """Return the outcome with the additions of this attachment. The guest's processes are gone, but its layers can still be read."""
         return outcome
 
     def release(self) -> None:
-        """Free what this attachment acquired since `before`. Called once for each `before` that returned, after any end of the guest."""
+        """Free the resources acquired since `before`. Called once for each `before` that returned, however the guest ended."""
 
 
 class Attachments(Attachment):
-    """Several attachments as one. They attach in the order given, and end and are released in reverse."""
+    """Several attachments as one. `before` and `started` go in the order given, `ended` and `release` in reverse."""
 
     def __init__(self, *attachments: Attachment) -> None:
         self._attachments = attachments
         self._attached: list[Attachment] = []
 
     def before(self, launch: Launch) -> Launch:
-        """Call `before` of each attachment. If one raises, the caller must still release those that are attached."""
+        """Call `before` of each attachment in order. If one raises, the caller must still call `release`, for those before it."""
         for each in self._attachments:
             launch = each.before(launch)
             self._attached.append(each)
         return launch
 
     def started(self, guest: Guest) -> None:
-        """Tell each that the guest has started."""
+        """Tell each attachment that the guest has started."""
         for each in self._attachments:
             each.started(guest)
 
@@ -87,7 +87,7 @@ class Attachments(Attachment):
         return outcome
 
     def release(self) -> None:
-        """Release all that are attached, also if one of them raises. Does nothing if none is attached."""
+        """Release every attachment whose `before` has returned, even if another one raises."""
         with ExitStack() as stack:
             for each in self._attached:
                 stack.callback(each.release)
@@ -95,7 +95,7 @@ class Attachments(Attachment):
 
 
 def attachments_of(work: Work, gate: Gate, *, turns: bool = False) -> tuple[Attachment, ...]:
-    """Return the attachments that the options of the work require, then `work.attachments`. `turns` is true for a session of turns."""
+    """Return the attachments that the options of the work require, then `work.attachments`. Set `turns` for a session of turns."""
     needed: list[Attachment] = []
     if Guarantee.DETERMINISTIC in gate.policy.requires:
         needed.append(FixedSeed(work.seed))
@@ -113,17 +113,17 @@ def attachments_of(work: Work, gate: Gate, *, turns: bool = False) -> tuple[Atta
 
 
 class FixedSeed(Attachment):
-    """The seed of a deterministic run."""
+    """Sets the random seed of a deterministic run."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
 
     def before(self, launch: Launch) -> Launch:
-        """Set the seed."""
+        """Return the launch with the seed."""
         return replace(launch, deterministic=self._seed)
 
     def ended(self, guest: Guest, completed: Completed, outcome: Outcome) -> Outcome:
-        """Add a note if something outside the program ended the run. Another run may end at another moment."""
+        """Add a note if the run was ended from outside, such as by a time limit. Another run may then end at another moment."""
         reason = completed.exit.reason
         if reason not in _ENDED_FROM_OUTSIDE:
             return outcome
@@ -132,13 +132,13 @@ class FixedSeed(Attachment):
 
 
 class TimeLeft(Attachment):
-    """Ends a run when its permission ends, such as an elevation. `left` returns the seconds until then."""
+    """Ends a run when a temporary permission, such as an elevation, ends. `left` returns the seconds until then."""
 
     def __init__(self, left: Callable[[], float]) -> None:
         self._left = left
 
     def before(self, launch: Launch) -> Launch:
-        """Limit the wall time to the time left now, after all waiting. Raises `SandboxError` when no time is left."""
+        """Limit the run's wall time to the time that is left now. Raises `SandboxError` if no time is left."""
         if (left := self._left()) <= 0:
             raise SandboxError("the elevation expired before the run could start", hint="ask again for what it needs")
         limits = launch.limits
@@ -146,14 +146,14 @@ class TimeLeft(Attachment):
 
 
 class ReadTracking(Attachment):
-    """The files of the project that a run opens, stored with its sandbox."""
+    """Records the files of the project that a run opens, and stores the list with the sandbox."""
 
     def __init__(self, state: SandboxState | None, run: int) -> None:
         self._state, self._run = state, run
         self._reading: ReadTracker | None = None
 
     def before(self, launch: Launch) -> Launch:
-        """Return the launch with file watching, which starts before the program. Raises `PolicyError` for a throw-away run."""
+        """Return the launch with a watch on opened files, which starts before the program. Raises `PolicyError` for a throw-away run."""
         from agent_sandbox.workspace.read_tracking import ReadTracker  # and with it threads: few runs are tracked
 
         self._reading = ReadTracker(self._state, self._run)
@@ -165,6 +165,6 @@ class ReadTracking(Attachment):
         self._reading.begin(guest.process)
 
     def release(self) -> None:
-        """Store what was opened. Raises `WorkspaceError`."""
+        """Stop watching and store the list of opened files. Raises `WorkspaceError`."""
         if self._reading is not None:
             self._reading.end()

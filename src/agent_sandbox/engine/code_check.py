@@ -1,4 +1,4 @@
-"""Check code before it runs, and refuse through the gate what uses more than the sandbox gives.
+"""Check code before it runs. If the code uses more than the sandbox permits, refuse it through the gate.
 
 The check is an early warning in words. It is never the wall: a program can hide its deeds from a reader of text, but the sandbox itself
 still holds it. The check comes before every run and turn, so that every refusal is in the ledger.
@@ -24,7 +24,7 @@ MOST_TOLD = 3  # issues in a message; the first ones are enough to see what is m
 
 @dataclass(frozen=True)
 class Words:
-    """The words that tell a user how to permit a pattern: by a permission, by its list, or by turning the check off."""
+    """Hints for a user, in the terms of one interface: how to permit a pattern, change the list of patterns, or turn the check off."""
 
     permissions: Mapping[str, str]
     the_list: str
@@ -55,24 +55,24 @@ IN_A_FILE = Words(
 
 @dataclass(frozen=True)
 class EarlyLook:
-    """The rules of the early check. `rules` replace the default rules, if given. `more` are further rules, which no permission lifts."""
+    """The early check of code, and its rules. `rules`, if given, replace the default rules; `more` are rules that no permission lifts."""
 
     rules: tuple[Rule | str, ...] | None = None
     more: tuple[str, ...] = ()
     words: Words = IN_A_PROGRAM
 
     def check(self, gate: Gate, what: Code | Command, action: Action) -> None:
-        """Raise `Denied`, recorded, for code with issues. Code that the gate refuses anyway is left to the gate."""
+        """Record a refusal and raise `Denied` for code with issues. Code that cannot run at all is left to the gate."""
         if (reason := self.against(gate.policy, what)) is not None:
             gate.refuse(action, reason)
 
     def against(self, policy: Policy, what: Code | Command) -> Reason | None:
-        """Return why the code may not run under this policy; None without issues."""
+        """Return the reason why the code may not run under this policy; None if it has no issues."""
         validation = self.issues(policy, what)
         return None if validation is None or validation.valid else self._reason(validation)
 
     def issues(self, policy: Policy, what: Code | Command) -> Validation | None:
-        """Return the issues of the code under this policy; None for work that is not code, or cannot run."""
+        """Return the issues of the code under this policy. None for a command without code, and for code that cannot run at all."""
         if isinstance(what, Command):
             if not reads_a_line(what.argv):
                 return None

@@ -1,4 +1,4 @@
-"""Standing elevations: which sandbox has more than its policy, since when, and for how long. Stored on disk, sealed.
+"""Elevations in force: which sandbox has more than its policy, since when, and for how long. Stored on disk, sealed.
 
 An elevation ends by itself. Each use compares it with two clocks: the wall clock, which can be set back, and the time since boot, which
 cannot. The earlier end counts. No elevation survives a reboot. The next process that reads the elevations records each end, with its time.
@@ -31,7 +31,7 @@ _DIGITS = 32  # of a name
 
 @dataclass(frozen=True)
 class Raised:
-    """An elevation: its name, the sandbox, the lifted rules, by whom, when it began, and the seconds left."""
+    """A stored elevation: its name, the sandbox, the relaxed rules, by whom, when it began, and the seconds left."""
 
     name: str
     sandbox: str
@@ -64,10 +64,10 @@ class Elevations:
         self._boot = boot
 
     def begin(self, sandbox: str, what: Elevation, *, seconds: float, by: str, word: Word) -> str:
-        """Begin an elevation that this person asked for, and return its name. It is recorded before it takes effect.
+        """Begin an elevation that the person `by` asked for, and return its name. It is recorded before it takes effect.
 
-        Raises `PolicyError` if it relaxes no rule or lasts too long, `LedgerUnavailable` when it cannot be recorded, OSError when it cannot
-        be stored.
+        `word` identifies that person to the policy. Raises `PolicyError` if the elevation relaxes no rule or lasts too long,
+        `LedgerUnavailable` if it cannot be recorded, OSError if it cannot be stored.
         """
         if not what.sorts():
             raise PolicyError("an elevation needs something to relax", hint="agent-sandbox grant --elevate --allow curl --for 10m")
@@ -97,13 +97,13 @@ class Elevations:
         return name
 
     def standing(self) -> list[Raised]:
-        """Return the elevations that are in force now, the oldest first. Records the end of each expired elevation, and removes it."""
+        """Return the elevations that are in force now, oldest first. Expired elevations are removed, and their end is recorded."""
         self.sweep()
         standing = [raised for name in hex_names(self._directory, _DIGITS) if (raised := self._read(name)) is not None and raised.left > 0]
         return sorted(standing, key=lambda each: (each.began, each.name))
 
     def end(self, name: str, *, by: str) -> None:
-        """End an elevation early. Raises `PolicyError` if there is no elevation of this name."""
+        """End an elevation early, for the person `by`. Raises `PolicyError` if there is no elevation of this name."""
         with self._alone():
             raised = self._read(name) if name in hex_names(self._directory, _DIGITS) else None
             if raised is None:
@@ -128,7 +128,7 @@ class Elevations:
         sync_directory(self._directory)
 
     def _read(self, name: str) -> Raised | None:
-        """Read an elevation; None if we did not seal it, or it is just being removed."""
+        """Read an elevation; None if its seal is not valid, or if it has just been removed."""
         from json import loads  # few runs are elevated
 
         try:

@@ -34,13 +34,13 @@ class EntryWriter(Protocol):
         ...
 
     def unended(self, action_digest: str) -> int | None:
-        """Return the number of the last intent of this action that has no outcome yet."""
+        """Return the entry number of the last intent of this action that has no outcome yet; None if there is none."""
         ...
 
 
 @dataclass(frozen=True)
 class Granted:
-    """An approval. `word` identifies the person who gave it, if known."""
+    """An approval by `by`. `word` identifies the person who gave it, if known."""
 
     by: str
     word: Word = field(default=Word(-1), compare=False)
@@ -48,20 +48,20 @@ class Granted:
 
 @dataclass(frozen=True)
 class Refused:
-    """A refusal by an approver."""
+    """A refusal by an approver, with the reason."""
 
     why: str
 
 
 class Approver(Protocol):
-    """Answers questions about actions."""
+    """Answers the question whether an action may be done, for a policy that asks."""
 
     def ask(self, action: Action, verdict: Ask, deadline: float) -> Granted | Refused:
         """Return the answer to exactly this action. An exception, or an answer after the deadline, counts as a refusal."""
         ...
 
     def end(self) -> None:
-        """Revoke the approvals given for the whole run: it is over."""
+        """Revoke the approvals that were given for the whole run. Called when the run is over."""
         ...
 
 
@@ -128,7 +128,7 @@ class Gate:
         return result
 
     def refuse(self, action: Action, because: Reason) -> NoReturn:
-        """Refuse an action for a reason that the caller found: record the refusal, and raise `Denied`."""
+        """Record a refusal of the action, for a reason that the caller found, and raise `Denied`."""
         facts = canonical_form(action)
         self._refuse(facts, digest_of_form(facts), Deny(because))
 
@@ -137,16 +137,16 @@ class Gate:
         raise Denied(f"denied: {verdict.because.why}", verdict=verdict, hint=verdict.because.remedy)
 
     def end(self) -> None:
-        """Revoke all approvals given so far. The same actions need approval again."""
+        """Revoke all approvals given so far, so that the same actions need approval again."""
         if self._approver is not None:
             self._approver.end()
 
     def note(self, what: str, facts: Facts) -> None:
-        """Record an observation of an action that is being done. Raises what the ledger raises."""
+        """Record an observation (`what`) with its facts in the ledger. Raises what the ledger raises."""
         self._ledger.record(Noted(what, facts, self._sandbox))
 
     def conclude(self, action_digest: str, ended: Ended, facts: Facts) -> None:
-        """Record the outcome of an action whose process was killed, unless the ledger has the outcome. Raises what the ledger raises."""
+        """Record the outcome of an action whose process was killed, if the ledger has none yet. Raises what the ledger raises."""
         intent = self._ledger.unended(action_digest)
         if intent is not None:
             self._ledger.record(OutcomeEvent(intent, ended, facts, self._sandbox), lasting=True)
@@ -161,7 +161,7 @@ class Gate:
                 assert_never(verdict)
 
     def _answered(self, action: Action, verdict: Ask, details: Callable[[], str]) -> Allow | Deny:
-        """Ask the approver. Anything but a yes in time is a refusal, which names the rule and the remedy."""
+        """Ask the approver. Anything but a yes in time gives a `Deny`, which names the rule and the remedy."""
 
         def refused(why: str) -> Deny:
             asked = verdict.because

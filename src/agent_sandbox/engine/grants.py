@@ -1,4 +1,4 @@
-"""Granted capabilities: who has which, how often each was used, which are revoked. Stored on disk, so that a crash loses nothing.
+"""Granted capabilities: which sandbox has which, how often each was used, which are revoked. Stored on disk, so that a crash loses nothing.
 
 Each capability has a directory, which is named by the signature of the grant. It holds the grant, a file for each limit on uses, with a
 byte for each use, and a mark for each revocation. A use is counted, and the count is on disk, before the action: a crash in between costs a
@@ -32,7 +32,7 @@ _DIGITS = 32  # of a name
 
 @dataclass(frozen=True)
 class Standing:
-    """A granted capability: its name, its caveats, by whom and when, and what is left of it."""
+    """A granted capability: its name, the patterns it permits, by whom and when it was granted, its limits, and the uses so far."""
 
     name: str
     sandbox: str
@@ -47,7 +47,7 @@ class Standing:
 
 
 class Mark:
-    """A mark that a capability is in use by this process, until `end` or the end of the process."""
+    """A mark on disk that this process uses a capability. It ends with `end`, or with the process."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -63,7 +63,7 @@ class Mark:
 
 
 class Capabilities:
-    """The capabilities in one directory. `key` never leaves the supervisor. Safe for threads and processes at once."""
+    """The capabilities in one directory. `key` signs them, and never leaves the supervisor. Safe for threads and processes at once."""
 
     def __init__(self, directory: str, key: Seal, ledger: EntryWriter, *, clock: Callable[[], float]) -> None:
         self._directory = directory
@@ -81,11 +81,11 @@ class Capabilities:
         by: str,
         factor: bool = False,
     ) -> Token:
-        """Make a token for a sandbox. It is recorded before it exists, and ends after `seconds` or so many uses.
+        """Make a capability token for a sandbox. The grant is recorded first. The token expires after `seconds`, or after `times` uses.
 
         `factor` says that the grantor has given a second factor.
 
-        Raises `PolicyError` for invalid patterns or times, `LedgerUnavailable` when it cannot be recorded, OSError when it cannot be
+        Raises `PolicyError` for invalid patterns or limits, `LedgerUnavailable` if the grant cannot be recorded, OSError if it cannot be
         stored.
         """
         now = self._clock()
@@ -110,7 +110,7 @@ class Capabilities:
         return token
 
     def use(self, token: Token, action: Action, *, sandbox: str, counts: Callable[[Word], bool] | None = None) -> Genuine | RefusedToken:
-        """Return whether the token allows this action, and count the use. Raises OSError when it cannot be counted.
+        """Return whether the token allows this action, and count the use. Raises OSError if the use cannot be counted.
 
         `counts` returns whether the grantor's approval counts under the policy. Without `counts`, every grantor's approval counts.
         """
@@ -127,9 +127,9 @@ class Capabilities:
         return check if self._counted(place, check.counts) else RefusedToken("the capability is used up")
 
     def revoke(self, token_or_name: Token | str, *, by: str) -> None:
-        """Revoke a token and all derived from it. The revocation is recorded first.
+        """Revoke a capability. The revocation is recorded first.
 
-        A name revokes the whole grant; a token, only itself and the tokens derived from it. Raises `PolicyError` when there is no such
+        A name revokes the whole grant; a token revokes only itself and the tokens derived from it. Raises `PolicyError` if there is no such
         capability, and as `grant` does.
         """
         names = self._names(token_or_name) if isinstance(token_or_name, Token) else (token_or_name,)
@@ -141,7 +141,7 @@ class Capabilities:
         sync_directory(place)
 
     def mark(self, name: str) -> Mark:
-        """Mark a capability as in use. Raises OSError when that cannot be written."""
+        """Mark a capability as in use by this process. Raises OSError if the mark cannot be written."""
         return Mark(os.path.join(self._directory, name, f"{_RUNNING}{os.getpid()}.{os.urandom(4).hex()}"))
 
     def going_on(self, name: str) -> list[int]:
@@ -151,13 +151,13 @@ class Capabilities:
         return sorted({pid for each in marks if (pid := _holder(os.path.join(place, each))) is not None})
 
     def standing(self) -> list[Standing]:
-        """Return all capabilities that have not ended, the oldest first."""
+        """Return all capabilities that have not expired, oldest first."""
         self.sweep()
         capabilities = [standing for name in hex_names(self._directory, _DIGITS) if (standing := self._standing(name)) is not None]
         return sorted(capabilities, key=lambda each: (each.granted, each.name))
 
     def sweep(self) -> None:
-        """Record the end of expired capabilities, and remove them, also those of processes that died."""
+        """Remove expired capabilities, and record the end of each."""
         for name in hex_names(self._directory, _DIGITS):
             standing = self._standing(name)
             if standing is not None and not self._clock() < standing.until:
@@ -172,7 +172,10 @@ class Capabilities:
         return check.names
 
     def _counted(self, place: str, counts: tuple[tuple[str, int], ...]) -> bool:
-        """Count one use under each name, or under none if one is used up. Every process locks the names in the order of derivation."""
+        """Count one use under each name, and return True. If a limit is reached, count nothing and return False.
+
+        `counts` are names with their limits, in the order of derivation, in which every process locks them.
+        """
         with ExitStack() as stack:
             files: list[int] = []
             for name, _ in counts:
@@ -190,7 +193,7 @@ class Capabilities:
         return True
 
     def _standing(self, name: str) -> Standing | None:
-        """Read a capability; None if another process is just writing or removing it, or if it is not genuine."""
+        """Read a capability; None if it is not genuine, or if another process is just writing or removing it."""
         place = os.path.join(self._directory, name)
         try:
             granted, by, text, user, factor, _ = read_private(os.path.join(place, _GRANT), _LONGEST).decode("ascii").split("\n")
@@ -226,7 +229,10 @@ class Capabilities:
 
 
 def _holder(mark: str) -> int | None:
-    """Return the process that holds a mark; None for this process, and for a dead process, whose mark is removed."""
+    """Return the id of the process that holds a mark; None if that is this process, or if it is dead.
+
+    The mark of a dead process is removed.
+    """
     pid = int(mark.rpartition(_RUNNING)[2].partition(".")[0])
     if pid == os.getpid():  # closing the file, as below, would release this process's own lock on it
         return None

@@ -1,7 +1,7 @@
 """Learn a policy: propose the smallest one that would have allowed everything that these runs did.
 
-The proposal itself is pure (`policy.learn`). This module finds the facts for it, after the runs and outside the sandbox: what a path is on
-the machine, and which programs a list of names leads to. No file that a guest created is opened.
+The proposal itself is pure (`policy.learn`). This module finds the facts for it, after the runs and outside the sandbox: the types of the
+paths on the machine, and the programs that a list of names leads to. No file that a guest created is opened.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _MOST_NAMES = 200  # programs in a list; for a run that starts more, no list is 
 
 @dataclass(frozen=True)
 class ObservedRun:
-    """A piece of work and its outcome."""
+    """A piece of work and the outcome of its observed run."""
 
     work: Work
     outcome: Outcome
 
 
 def propose(runs: Sequence[ObservedRun], policy: Policy, *, project: str, home: str, named: bool = False) -> Proposal:
-    """Propose the smallest policy that allows everything that the runs did. The runs were made under `policy`, which bounds the proposal.
+    """Propose the smallest policy that allows everything that the runs did. `policy` is the one they ran under; it bounds the proposal.
 
-    With `named`, files named in a command count as read: a program that only checks that a file exists is not observed.
+    With `named`, files named in a command count as read, because observation does not see a program that only checks that a file exists.
     """
     given = _given()
     changes = [change for ran in runs for change in ran.outcome.changes if not (_in(given, change.path, project) and is_noise(change.path))]
@@ -59,9 +59,9 @@ def propose(runs: Sequence[ObservedRun], policy: Policy, *, project: str, home: 
 
 
 def difference(first: Outcome, again: Outcome) -> str:
-    """Return how two runs of the same work differ; empty if they do not. Contents are not compared: they may hold the time.
+    """Describe how two observed runs of the same work differ; empty if they do not. Contents are not compared: they may hold the time.
 
-    Both runs were observed. A file that the first run could use and the second could not is a difference, even if both ended the same way.
+    A file that the first run could use and the second could not is a difference, even if both ended the same way.
     """
     if (first.exit.code, first.exit.reason) != (again.exit.code, again.exit.reason):
         return f"it ended with {_end(again)} instead of {_end(first)}"
@@ -80,13 +80,16 @@ def _end(outcome: Outcome) -> str:
 
 
 def _files_of(outcome: Outcome, kind: Kind) -> set[str]:
-    """Return changed files, without directories: whether git creates a directory for an object depends on the object's digest."""
+    """Return the paths of files, not directories, with this kind of change.
+
+    Directories do not count: git makes one for an object only if the object's digest needs it.
+    """
     nodes = ((change, change.after or change.before) for change in outcome.changes if change.kind is kind and not is_noise(change.path))
     return {change.path for change, node in nodes if node is None or node.type is not EntryType.DIRECTORY}
 
 
 def _given() -> tuple[str, ...]:
-    """Return the paths that every command can read, whatever the rules on files."""
+    """Return the paths that every command can read, whatever the file rules say."""
     needs = plan_launch.tools()
     linked, made = (path for path, _ in needs.links), (path for path, _ in needs.contents)
     return (*PRIVATE, *needs.trees, *needs.tools, *needs.files, *linked, *made, *_READ_AND_NOT_MISSED)
@@ -97,7 +100,7 @@ def _in(trees: Iterable[str], path: str, project: str) -> bool:
 
 
 def _named_files(work: Work, home: str) -> list[Observed]:
-    """Return the words of a command that are files of this machine."""
+    """Return an observed read for each word of a command that names an existing file."""
     if not isinstance(work.what, Command):
         return []
     argv = work.what.argv
@@ -115,9 +118,9 @@ def _named_files(work: Work, home: str) -> list[Observed]:
 
 
 def _behind_links(observed: Iterable[Observed], changed: Collection[str]) -> dict[str, tuple[str, list[Observed]]]:
-    """Map each path that leads through a link to its real path, and to the attempts on the real path. Removing a link does not follow it.
+    """Map each observed path that leads through a link to its real path, and to the same attempts on the real path.
 
-    Paths below /proc and /dev are skipped: the guest's /proc/self is not the /proc/self of this process.
+    Changes of a link itself do not follow it. Paths below /proc and /dev are skipped: the guest's /proc/self is not this process's.
     """
     targets: dict[str, tuple[str, list[Observed]]] = {}
     for each in observed:
@@ -130,7 +133,7 @@ def _behind_links(observed: Iterable[Observed], changed: Collection[str]) -> dic
 
 
 def _comes_with(path: str, real: str, seen: Iterable[Observed]) -> bool:
-    """Return whether a view that shows only this name also shows enough of the link's target."""
+    """Return whether a view that shows only the link `path` also shows enough of the link's target, `real`."""
     return (os.path.islink(path) and os.path.isfile(real)) or all(each.target != real for each in seen)
 
 
@@ -166,7 +169,7 @@ def _spent(runs: Sequence[ObservedRun]) -> Spent:
 
 
 def _programs(runs: Sequence[ObservedRun], project: str, created: Collection[str]) -> Programs:
-    """Return the fewest program names that cover every started program and every name in the commands."""
+    """Return the fewest program names that cover every started program and every program named in the commands."""
     lines = all(isinstance(ran.work.what, Command) and reads_a_line(ran.work.what.argv) for ran in runs)
     search_path = next((ran.work.env.get("PATH", os.defpath) for ran in runs), os.defpath)
     started = {each.target: each.program for ran in runs for each in ran.outcome.observed if each.kind == EXECUTE and each.allowed}
@@ -208,7 +211,7 @@ def _pattern(name: str) -> str:
 
 
 def _named(work: Work) -> tuple[str, ...]:
-    """Return the programs that the gate reads in a command before it runs."""
+    """Return the programs that the gate finds in the text of a command."""
     if not isinstance(work.what, Command):
         return ()
     argv = work.what.argv
@@ -216,7 +219,10 @@ def _named(work: Work) -> tuple[str, ...]:
 
 
 def _not_among(there: Executables, started: Iterable[str]) -> list[str]:
-    """Return started programs that this list does not cover. A name in a program directory must exist there."""
+    """Return the started programs that the list `there` does not cover.
+
+    In a PATH directory that shows only listed files, the name under which a program was started must be listed, too.
+    """
     links = {path for path, _ in there.links}
     missing = []
     for path in started:

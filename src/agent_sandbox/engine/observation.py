@@ -1,4 +1,4 @@
-"""Observations of a run, judged by the policy it ran under: each attempt once, and whether it is allowed. For people, never for decisions.
+"""The observed attempts of a run, judged by the policy that it ran under. They inform people, and never decide anything.
 
 An attempt is judged by the path that it names, as the rules are written. Whether the call succeeded is not known here: a file that the
 rules allow may not exist, and a link may lead to another file.
@@ -30,7 +30,7 @@ _MADE_ANEW = tuple(place for place in PRIVATE if place != "/sys")  # every run h
 
 
 class Observation(Attachment):
-    """The attempts of a run, judged by its policy."""
+    """Observes the attempts of a run, and judges them by its policy."""
 
     def __init__(self, gate: Gate, *, log: bool) -> None:
         """With `log` the observations are also recorded in the ledger, before the outcome of the run."""
@@ -41,7 +41,7 @@ class Observation(Attachment):
         return replace(launch, observe=True)
 
     def ended(self, guest: Guest, completed: Completed, outcome: Outcome) -> Outcome:
-        """Judge the observed attempts of the run, or of one turn, and record them."""
+        """Add the judged attempts of the run, or of one turn, to the outcome. With `log`, also record them."""
         observed = judged(completed.observed, self._gate.policy, guest.launch)
         if self._log:
             for what, facts in map(noted, observed):
@@ -50,7 +50,7 @@ class Observation(Attachment):
 
 
 def judged(seen: Iterable[tuple[SeenAttempt, int]], policy: Policy, launch: Launch) -> tuple[Observed, ...]:
-    """Judge the observed attempts of a launch, in order of first appearance.
+    """Judge the observed attempts of a launch. Return each once, with its count, in order of first appearance.
 
     Failed look-ups along a search path are left out, unless the program exists on the machine and the rules hide it.
     """
@@ -65,7 +65,7 @@ def judged(seen: Iterable[tuple[SeenAttempt, int]], policy: Policy, launch: Laun
 
 
 def noted(observed: Observed) -> tuple[str, Facts]:
-    """Return the name and the facts of an observation, for the ledger."""
+    """Return the ledger's name and facts for an observation."""
     facts: Facts = {"target": observed.target, "program": observed.program, "allowed": observed.allowed, "times": observed.times}
     return f"{_CATEGORIES[observed.kind]}.{observed.kind}", facts
 
@@ -91,7 +91,7 @@ class _Judge:
         return False  # the guest has no network, so no request is allowed
 
     def _is_there(self, path: str) -> bool:
-        """Return whether the view has this path: shown files, and the directories on the way to them."""
+        """Return whether the guest's view has this path: a shown file, or a directory on the way to one."""
         files = self._policy.files
         if files.bars(path):
             return False

@@ -1,4 +1,4 @@
-"""Plan a launch: which program runs, what the guest sees, and within which limits. Values only; nothing is made or run.
+"""Plan a launch: which program runs, which files the guest sees, and within which limits. Only values are computed; nothing runs.
 
 Code runs on the interpreter of its language. A locked sandbox shows only the files that the interpreter needs: the interpreter itself, its
 standard library and packages, and the shared libraries of the system. It shows no home directories, no configuration and no other programs.
@@ -45,7 +45,10 @@ _HOSTS = b"127.0.0.1 localhost sandbox\n::1 localhost\n"
 
 @dataclass(frozen=True)
 class Gating:
-    """The file rules, changed by the program rules, and the files that can be executed. `executables` is None if all files can."""
+    """The effect of the program rules: the file rules with denied programs masked, and the only files that can be executed.
+
+    `executables` is None if all files can be executed.
+    """
 
     files: FileRules
     executables: Executables | None = None
@@ -54,7 +57,7 @@ class Gating:
 
 @dataclass(frozen=True)
 class _RecentPlan:
-    """A recent plan, and the inputs that it was planned from."""
+    """A view that was planned a moment ago, its inputs, and the time until which it may be used again."""
 
     needs: Needs
     gating: Gating | None
@@ -73,15 +76,15 @@ class LaunchPlanner:
 
     @property
     def disk_bytes(self) -> int:
-        """The size of throw-away layers."""
+        """The size limit of throw-away layers, in bytes."""
         return self._policy.limits.disk_bytes or DISK_BYTES
 
     def forget(self) -> None:
-        """Drop recent plans: the machine's mounts have changed."""
+        """Drop recent plans. Called when the machine's mounts have changed."""
         self._recent.clear()
 
     def launch(self, work: Work, runtime: Traits, layers: Layers, limits: Limits) -> Launch:
-        """Return the launch of a piece of work. Raises `RuntimeUnavailable` if this runtime cannot run it, and as planning a view does."""
+        """Return the launch of a piece of work. Raises `RuntimeUnavailable` if the runtime cannot run it, and as `plan_view` does."""
         program, executables, plan = self._plan(work, runtime, layers)
         policy = self._policy
         return Launch(
@@ -103,7 +106,7 @@ class LaunchPlanner:
         )
 
     def _plan(self, work: Work, runtime: Traits, layers: Layers) -> tuple[Argv | Hosted | Script, tuple[str, ...], MountPlan]:
-        """Return the program, the files that it must be able to execute, and the view."""
+        """Return the program, the files that it must be able to execute, and the mount plan of the view."""
         policy, what = self._policy, work.what
         brought = isinstance(what, Code) and what.language in runtime.brings
         if not runtime.views and (policy.files.read or policy.files.write):
@@ -126,7 +129,7 @@ class LaunchPlanner:
         return program, executables, self._view(runtime.name, needs, layers, self._gating(work, program, executables))
 
     def _gating(self, work: Work, program: Argv | Hosted | Script, executables: tuple[str, ...]) -> Gating | None:
-        """Return which files of the machine can be executed; None if all can, or if the guest may not start programs."""
+        """Return the effect of the program rules; None if they restrict nothing, or if the guest may not start programs."""
         if not (self._policy.processes and self._policy.programs.restricts):
             return None
         from agent_sandbox.policy.programs import reads_a_line  # few policies name programs
@@ -141,7 +144,7 @@ class LaunchPlanner:
         )
 
     def _view(self, runtime: str, needs: Needs, layers: Layers, gating: Gating | None = None) -> MountPlan:
-        """Return the plan of the view. If the policy shows no files of the machine, the next runs use the same plan for some seconds."""
+        """Return the mount plan of the view. If the policy shows no files of the machine, the plan is used again for some seconds."""
         files, recent = self._policy.files, self._recent.get(runtime)
         if recent is not None and recent.needs == needs and recent.gating == gating and time.monotonic() < recent.until:
             return recent.plan if recent.plan.layers == layers else replace(recent.plan, layers=layers)
@@ -158,10 +161,10 @@ class LaunchPlanner:
 def gating_of(policy: Policy, *, search_path: str, interpreter: Sequence[str], python: bool, line: bool, project: str | None) -> Gating:
     """Return the effect of the program rules on the files of one run.
 
-    `interpreter` is the program that runs the code. `python` says that the interpreter is in the guest already. `line` says that a shell
-    reads a command line.
+    `interpreter` is the program that runs the code. `python` says that the code runs in a Python interpreter, whose modules are then
+    included. `line` says that a shell reads a command line.
 
-    Raises `PolicyError` for rules that name programs which cannot be told apart.
+    Raises `PolicyError` for a rule that allows only one tool of a file with several, such as busybox.
     """
     if not policy.programs.groups:
         hidden, notes = _denied(policy.programs, search_path, _signs(search_path, ()))
@@ -174,9 +177,10 @@ def gating_of(policy: Policy, *, search_path: str, interpreter: Sequence[str], p
 
 
 def _signs(search_path: str, modules: Sequence[str]) -> tuple[int, ...]:
-    """Return values that change when programs or modules are installed or removed, because listing all of them is slow.
+    """Return numbers that change when programs or modules are installed or removed. They are cache keys: listing all files is slow.
 
-    Some installations change no value, so one value also changes with time. Until that time a newly installed program does not start."""
+    Some installations change no directory time, so one number also changes regularly. Until it does, such a program does not start.
+    """
     return (int(time.monotonic() / LOOK_AGAIN_SECONDS), *(_changed(path) for path in (*search_path.split(os.pathsep), *modules, CACHE)))
 
 
@@ -205,7 +209,7 @@ def _denied(rules: ProgramRules, search_path: str, signs: tuple[int, ...]) -> tu
 
 @dataclass(frozen=True)
 class NativeInterpreter:
-    """A native interpreter: its command names, where its packages are, and the package to install if it is missing."""
+    """An interpreter on the machine: its command names, the trees of its packages, and the system package to install if it is missing."""
 
     commands: tuple[str, ...]
     trees: tuple[str, ...]
@@ -223,7 +227,7 @@ NATIVE = {
 
 @dataclass(frozen=True)
 class PreparedCode:
-    """A piece of code ready to run: the program, the files that it needs in the view, and those that it must execute."""
+    """A piece of code ready to run: the program, the files that it needs in the view, and the files that it must execute."""
 
     program: PythonCode | Script
     needs: Needs
@@ -231,12 +235,15 @@ class PreparedCode:
 
 
 def hosted(language: str, source: str, arguments: tuple[str, ...]) -> Hosted:
-    """Return the program for a runtime that brings its own interpreter of the language."""
+    """Return the program that runs this code in a runtime with an interpreter of its own."""
     return PythonCode(source, arguments) if language == "python" else JavaScriptCode(source, arguments)
 
 
 def prepare(language: str, source: str, *, arguments: tuple[str, ...], search_path: str, processes: bool) -> PreparedCode:
-    """Prepare code in a language, by its canonical name. Raises `RuntimeUnavailable` if there is no interpreter."""
+    """Prepare code in a language, given by its canonical name. Raises `RuntimeUnavailable` if there is no interpreter.
+
+    `processes` says whether the guest may start programs, and so needs the tools of the system.
+    """
     if language == "python":
         trees = (*_LIBRARIES, *_python_trees())
         binary = _real(sys.executable, _moment())
@@ -270,7 +277,7 @@ def python_modules() -> tuple[str, ...]:
 
 
 def _prefix_of(binary: str) -> tuple[str, ...]:
-    """Return the installation directory of an interpreter outside the system: /opt/node for /opt/node/bin/node."""
+    """Return the installation directory of an interpreter, such as /opt/node for /opt/node/bin/node; empty for one of the system."""
     prefix = os.path.dirname(os.path.dirname(binary))
     return () if prefix in ("/usr", "/usr/local", "/") else (prefix,)
 
@@ -280,7 +287,7 @@ def _needs(trees: tuple[str, ...], binaries: tuple[str, ...], processes: bool) -
 
 
 def _moment() -> int:
-    """Return a number that changes every few seconds: the key under which look-ups on disk are cached."""
+    """Return a number that changes every few seconds. It is a cache key for look-ups on disk."""
     return int(time.monotonic() / KNOWN_SECONDS)
 
 
@@ -314,7 +321,7 @@ def _needs_at(trees: tuple[str, ...], binaries: tuple[str, ...], processes: bool
 
 
 def _account(base: str, line: str) -> bytes:
-    """Return the account file of a locked view: root, nobody, and the user of a rootless guest."""
+    """Return the content of /etc/passwd or /etc/group in a locked view: `base`, and without root a line for the user."""
     uid, gid = os.getuid(), os.getgid()
     return (base + (("sandbox" + line).format(uid=uid, gid=gid) if uid else "")).encode()
 
@@ -328,5 +335,5 @@ def _read(path: str) -> bytes | None:
 
 
 def tools() -> Needs:
-    """Return what any command needs in a view of chosen trees: the programs of the system."""
+    """Return the files that a command needs in a view of chosen trees: the programs and libraries of the system."""
     return _needs(_LIBRARIES, (), processes=True)

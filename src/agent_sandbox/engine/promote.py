@@ -1,4 +1,4 @@
-"""Promote the changes of a stored sandbox to the real tree, through the gate, and undo that.
+"""Promote the changes of a stored sandbox to the real tree, through the gate, and undo promotions.
 
 The sandbox is locked from reading its changes to the last step, so that exactly the changes are promoted that were judged and shown. If the
 real tree has drifted, the promotion is refused, unless the caller chose to merge or to force. Afterwards promoted paths are dropped from
@@ -50,14 +50,14 @@ OpenBase = Callable[[Base], int]
 
 
 class Mixed:
-    """The contents of changed files: the sandbox's, and merged ones. Implements `changes.Contents`."""
+    """The new contents of changed files, from the sandbox or from a merge. Implements `changes.Contents`."""
 
     def __init__(self, sandbox: Contents) -> None:
         self.sandbox = sandbox
         self._made: dict[str, bytes] = {}
 
     def put(self, path: str, content: bytes) -> None:
-        """Set the content of the file at `path`."""
+        """Set the merged content of the file at `path`."""
         self._made[path] = content
 
     def open_file(self, change: Change) -> int:
@@ -85,9 +85,10 @@ def _read(node: Node | None, open_it: Callable[[], int], most: int) -> bytes | N
 def brought_together(
     changes: ChangeSet, moved: Mapping[str, MovedOn], contents: Mixed, open_base: OpenBase, how: Word | Choice | None
 ) -> tuple[ChangeSet, tuple[str, ...], tuple[Conflict, ...]]:
-    """Merge drifted changes. Return all changes, the merged paths, and the conflicts without an answer.
+    """Merge drifted changes with the real files. Return all changes, the merged paths, and the conflicts without an answer.
 
-    Merged contents are put into `contents`. `how` answers conflicts, as for `merge.resolve`. If `how` is None, no conflict is answered.
+    `moved` are the drifted changes by path. Merged contents are put into `contents`. `how` answers conflicts, as for `merge.resolve`. If
+    `how` is None, no conflict is answered.
     """
     result: list[Change] = []
     questions: list[Conflict] = []
@@ -124,7 +125,7 @@ def is_so_already(change: Change, moved: MovedOn, contents: Mixed) -> bool:
 
 
 def _lively(path: str, moved: MovedOn, how: Word | Choice | None) -> Iterator[tuple[Conflict, Answer]]:
-    """Yield a conflict and its answer. The conflict is a real file that changed in a directory which the sandbox removed."""
+    """Yield the conflict for a real file that changed in a directory which the sandbox removed, with the answer that `how` gives."""
     conflict = Conflict(path, ConflictKind.DELETED_OURS, None, None, None, moved.base.known)
     yield conflict, how(conflict) if callable(how) else how
 
@@ -162,12 +163,12 @@ def _version(node: Node | None, open_it: Callable[[], int], digest: str = "") ->
 
 
 def _owned(node: Node | None, real: Node | None) -> Node | None:
-    """Return the node with the owner of the real one: a promotion never changes owners, so they cause no conflict."""
+    """Return `node` with the owner of `real`: a promotion never changes owners, so they cause no conflict."""
     return node if node is None or real is None else replace(node, uid=real.uid, gid=real.gid)
 
 
 def _changes(change: Change, moved: MovedOn, entry: MergedEntry, contents: Mixed) -> Iterator[Change]:
-    """Yield the change from the real file to the merged one; nothing if they are the same."""
+    """Yield the change from the real file to the merged file; nothing if both are the same."""
     real, result = moved.seen.node if moved.seen else None, entry.result
     if result is None:
         if real is not None:
@@ -198,7 +199,7 @@ def _all(change: Change) -> bool:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The options of a promotion. `chosen` selects the changes."""
+    """The options of a promotion. `chosen` returns whether a change is to be promoted."""
 
     chosen: Callable[[Change], bool] = _all
     system: bool = False  # also changes outside the project
@@ -211,7 +212,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class PromotionProposal:
-    """A promotion that is judged and not done yet. Valid in the block of `proposed`."""
+    """A promotion that is checked for drift, conflicts and protected changes, and not carried out yet. Valid in the block of `proposed`."""
 
     root: str
     changes: ChangeSet
@@ -229,7 +230,7 @@ class PromotionProposal:
     tree: str = ""  # the directory above the project and its repository, if the project is a linked worktree of another place
 
     def plan(self) -> Plan:
-        """Return the plan: its steps and the obstacles. Cached, because a proposal does not change."""
+        """Return the plan: its steps, and the changes that are refused or held. Cached, because a proposal does not change."""
         return self._plan
 
     @cached_property
@@ -241,7 +242,7 @@ class PromotionProposal:
         return replace(result, refused=(*result.refused, *self.history.refused), meanings=meanings, place=place)
 
     def protected(self) -> dict[str, tuple[str, ...]]:
-        """Return the changed paths of each protected class."""
+        """Return the changed paths by protected class."""
         paths: dict[str, list[str]] = {}
         for path, names in self.classes.items():
             for name in names:
@@ -249,7 +250,7 @@ class PromotionProposal:
         return {name: tuple(paths[name]) for name in sorted(paths)}
 
     def approving(self, names: frozenset[str]) -> PromotionProposal:
-        """Return the proposal with these classes approved, too."""
+        """Return a copy of the proposal in which these protected classes are approved, too."""
         return replace(self, wanted=replace(self.wanted, approved=self.wanted.approved | names))
 
     def action(self) -> Promote:
@@ -262,7 +263,7 @@ class PromotionProposal:
 
 @dataclass(frozen=True)
 class CarriedOver:
-    """A promotion that was done, and the snapshot of the layers before it, if there was anything to keep."""
+    """A finished promotion or undo, and the snapshot of the layers from before, if the layers were changed."""
 
     promotion: Promotion
     snapshot: Snapshot | None = None
@@ -274,8 +275,8 @@ def proposed(stored: Stored, policy: Policy, wanted: Wanted, runtime: RuntimeOf)
     """Yield a proposed promotion. The sandbox is locked inside the block. Raises `Busy` while a run uses the sandbox.
 
     Drift, conflicts and protected classes raise nothing here: they are in the proposal. Raises `PolicyError` for unknown options, for an
-    unknown protected class, and for a path that was changed under two rules on files. The git objects of the sandbox are read in a sandbox
-    of `runtime`.
+    unknown protected class, and for a path with two changes, made under different file rules. The git objects of the sandbox are read in a
+    sandbox of `runtime`.
     """
     if wanted.drift not in _DRIFTED:
         raise PolicyError(f"unknown drift mode: {wanted.drift!r}", hint=f"there are: {', '.join(_DRIFTED)}")
@@ -392,7 +393,7 @@ def _answered(history: CarriedRepositories, wanted: Wanted) -> tuple[Conflict, .
 
 
 def _refuse_twice(changes: ChangeSet) -> None:
-    """Raise `PolicyError` for a path with two changes. Layers belong to trees, so runs under other file rules may use other layers."""
+    """Raise `PolicyError` for a path with two changes: runs with different file rules may have changed the path in different layers."""
     seen: set[str] = set()
     for change in changes:
         if change.path in seen:
@@ -407,7 +408,8 @@ def carry_out(proposal: PromotionProposal, stored: Stored, gate: Gate, *, detail
     Raises `Denied`, `Drift` and `Conflicted`; then nothing was changed. Raises what `promote` and `Gate.perform` raise; after `Unfinished`,
     `LedgerUnavailable` or `LedgerBroken`, files may have been changed.
 
-    Promoted changes are dropped from the sandbox's layers. Changes of a plan are not in these layers, so none is dropped for a plan.
+    Promoted changes are dropped from the sandbox's layers. The changes of a simulated plan were never in these layers, so they are not
+    dropped.
     """
     refuse_impossible(proposal.plan())  # first: neither merging nor forcing removes these obstacles
     _refuse_moved(proposal)
@@ -434,7 +436,7 @@ def _done(
     leaving: Leaving | None,
     details: Callable[[], str] = str,
 ) -> CarriedOver:
-    """Do an action through the gate, and then update the layers.
+    """Perform a promotion or an undo (`deed`) through the gate, then drop promoted paths (`leaving`) from the layers.
 
     If the process dies at any step, `recover.recovered` does the remaining steps.
     """
@@ -457,7 +459,7 @@ def _done(
 
 
 def _leaving(proposal: PromotionProposal) -> Leaving:
-    """Return the promoted paths to drop from the layers, and separately the promoted directories that still hold other changes."""
+    """Return the promoted paths to drop from the layers. Promoted directories that still hold unpromoted changes are listed apart."""
     carried = {change.path for change in proposal.changes}.union(proposal.settled)
     staying: set[str] = set()
     for change in proposal.pending:
@@ -469,9 +471,9 @@ def _leaving(proposal: PromotionProposal) -> Leaving:
 
 
 def take_back(stored: Stored, gate: Gate) -> CarriedOver:
-    """Undo the last promotion. Its changes are in the sandbox again, unless something has run there since.
+    """Undo the last promotion. Its changes are pending in the sandbox again, unless something has run there since.
 
-    Raises `Drift` when the promoted files have changed since, `WorkspaceError` when there is nothing to undo.
+    Raises `Drift` if the promoted files have changed since, and `WorkspaceError` if there is nothing to undo.
     """
     with stored.state.lock(command="undo"):
         journal = undo.last(stored.state.promotions)

@@ -40,7 +40,7 @@ _LONGEST_LINE = 16384
 
 @dataclass(frozen=True)
 class Tape:
-    """An output stream."""
+    """A recorded output stream: size, digest, the first bytes, and a digest of each piece."""
 
     size: int
     digest: str
@@ -49,7 +49,7 @@ class Tape:
 
 
 class Taping:
-    """Records a stream as it arrives."""
+    """Records an output stream as it arrives."""
 
     def __init__(self) -> None:
         self._all = hashlib.sha256()
@@ -59,7 +59,7 @@ class Taping:
         self._rest = b""
 
     def take(self, data: bytes) -> None:
-        """Take the next bytes."""
+        """Record the next bytes."""
         self._all.update(data)
         self._size += len(data)
         self._beginning += data[: KEPT - len(self._beginning)]
@@ -70,7 +70,7 @@ class Taping:
                 self._pieces.append(_named(piece))
 
     def taped(self) -> Tape:
-        """Return the tape of all bytes taken."""
+        """Return the recorded stream so far."""
         last = [_named(self._rest)] if self._rest and len(self._pieces) < MOST_PIECES else []
         return Tape(self._size, self._all.hexdigest(), self._beginning, (*self._pieces, *last))
 
@@ -80,7 +80,10 @@ def _named(piece: bytes) -> str:
 
 
 def first_difference(one: Tape, other: Tape) -> tuple[int, bool] | None:
-    """Return where two streams begin to differ, and whether that is the exact byte or only its piece; None if they are equal."""
+    """Return the offset at which two streams begin to differ; None if they are equal.
+
+    Also return whether that offset is exact, or only the start of the piece that differs.
+    """
     if (one.size, one.digest) == (other.size, other.digest):
         return None
     for index, (left, right) in enumerate(zip(one.beginning, other.beginning, strict=False)):
@@ -148,7 +151,7 @@ def write(record: Record, path: str) -> None:
 
 
 def check_place(path: str) -> None:
-    """Raise `RecordError` if a record could not be written here."""
+    """Raise `RecordError` if a record cannot be written to this path."""
     directory = os.path.dirname(os.path.abspath(path))
     if not os.access(directory, os.W_OK | os.X_OK) or os.path.isdir(path):
         raise RecordError(f"no record can be written to {path!r}", hint="name a file in a directory of yours")
@@ -163,7 +166,7 @@ def _plain(value: Any) -> Any:
 
 
 def read(path: str) -> Record:
-    """Read a record, trusting nothing. Raises `RecordError`."""
+    """Read a record, and check the form of every field. Raises `RecordError`."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -226,7 +229,7 @@ def _tape(document: Any) -> Tape:
 
 
 class _Taking:
-    """Fields of a document, each of its type or a ValueError."""
+    """Returns fields of a JSON document. Raises ValueError if a field does not have the requested type."""
 
     def __init__(self, document: dict[str, Any]) -> None:
         self.document = document
@@ -286,14 +289,14 @@ _SNIPPET = 40  # bytes that are shown of either side
 
 @dataclass(frozen=True)
 class Departure:
-    """One difference. `what` is "input", "stdout", "stderr", "change", "exit" or "fuel"; `message` is for people."""
+    """One difference between two records. `what` is "input", "stdout", "stderr", "change", "exit" or "fuel"; `message` is for people."""
 
     what: str
     message: str
 
 
 def departures(recorded: Record, now: Record) -> tuple[Departure, ...]:
-    """Return the differences of two records, likely causes first; nothing if the runs were the same."""
+    """Return the differences between two records, likely causes first; empty if the runs were the same."""
     return (
         *_inputs(recorded.inputs, now.inputs),
         *_stream("stdout", recorded.stdout, now.stdout),
@@ -348,10 +351,10 @@ def _end(before: Record, after: Record) -> Iterator[Departure]:
 
 
 class Recorder(Attachment):
-    """The recorder of one run. Give `work` to the session, and then make the record from its outcome."""
+    """The recorder of one run. Run its `work` in a session, and then make the record from the outcome."""
 
     def __init__(self, work: Work, *, salt: str | None = None) -> None:
-        """`salt` is that of an earlier record, to compare the two; None makes a new salt. Raises `RecordError` for unrecordable work."""
+        """`salt` is that of an earlier record to compare with; None makes a new one. Raises `RecordError` for unrecordable work."""
         if not isinstance(work.what, Code) or not isinstance(work.stdin, bytes):
             raise RecordError("only code whose input is known beforehand can be recorded", hint="give it code, and its input as bytes")
         self._what, self._stdin = work.what, work.stdin
@@ -363,7 +366,7 @@ class Recorder(Attachment):
         self.work = replace(work, on_changes=self._note, attachments=(*work.attachments, self), record="")
 
     def before(self, launch: Launch) -> Launch:
-        """Return the launch with its output recorded and its inputs reported."""
+        """Return the launch with its output recorded, and with a report of the files that it opens."""
         self._pass_on = launch.on_output
         return replace(launch, on_output=self._take, watch_inputs=True)
 
@@ -378,7 +381,7 @@ class Recorder(Attachment):
             self._given.on_changes(changes, contents)
 
     def record(self, outcome: Outcome, policy: Policy, identity: Mapping[str, str], *, keep: bool = True) -> Record:
-        """Return the record. Without `keep` it has only the digests of code and input."""
+        """Return the record of the run. Without `keep` it has only digests of the code and of standard input."""
         source, end = self._what.source.encode(), outcome.exit
         return Record(
             identity=identity,
@@ -419,7 +422,7 @@ class RecordWriter(Recorder):
 
 
 def recorded(work: Work, policy: Policy, identity: Callable[[], Mapping[str, str]]) -> Work:
-    """Return the work with a recorder that writes to the file `work.record`. Raises if it cannot be recorded."""
+    """Return the work with a recorder that writes to the file `work.record`. Raises `PolicyError` or `RecordError`."""
     if Guarantee.DETERMINISTIC not in policy.requires:
         raise PolicyError("only deterministic runs are recorded", hint="add deterministic=True, or --deterministic")
     check_place(work.record)
@@ -427,12 +430,12 @@ def recorded(work: Work, policy: Policy, identity: Callable[[], Mapping[str, str
 
 
 def rules_of(files: FileRules) -> str:
-    """Return the digest of the file rules without the masks: another user on another machine has other secrets."""
+    """Return the digest of the file rules without their masks, because another user or machine has other secrets to mask."""
     return canonical_digest(replace(files, masks=()))
 
 
 def _parse_inputs(report: bytes) -> dict[str, str]:
-    """Parse the inputs that a guest reports. Other lines are left out: a guest may report anything."""
+    """Parse a guest's report of the files that it opened. Malformed lines are ignored: a guest may report anything."""
     inputs = {}
     for line in report.splitlines():
         kind, _, rest = line[:_LONGEST_LINE].partition(b" ")
@@ -446,7 +449,7 @@ def _parse_inputs(report: bytes) -> dict[str, str]:
 
 
 def _change_digest(change: Change, contents: Contents) -> str:
-    """Return the digest of a change. Owner and times are left out: another user may replay it, and file times come from the real clock."""
+    """Return the digest of a change, without owner and times: another user may replay the run, and file times come from the real clock."""
     after = change.after
     plain = [change.kind.value, change.renamed_from, change.link_of, *change.xattrs]
     if after is not None:

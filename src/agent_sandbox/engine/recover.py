@@ -1,7 +1,7 @@
 """Recover from a promotion or an undo that was cut off: finish the tree, then the ledger, then the layers.
 
 While a promotion or an undo is under way, a note beside the journals holds its action, the state of the layers before it, and the paths to
-drop from the layers afterwards. The next user of the sandbox finds the note, or an open journal; this check takes microseconds. If
+drop from the layers afterwards. The next user of the sandbox looks for the note, or an open journal; this check takes microseconds. If
 something has run in the layers since the note was written, no path is dropped from them.
 """
 
@@ -30,7 +30,7 @@ _NAME = "under-way"
 
 @dataclass(frozen=True)
 class Leaving:
-    """`paths` are dropped from the layers after a promotion. `places` are promoted directories that stay: they hold other changes."""
+    """The paths to drop from the layers after a promotion. `places` are promoted directories that stay, because they hold other changes."""
 
     paths: Collection[str] = ()
     places: Collection[str] = ()
@@ -38,7 +38,7 @@ class Leaving:
 
 @dataclass(frozen=True)
 class UnderWay:
-    """A promotion or an undo that may be unfinished. `after` is the number of the last journal before this one."""
+    """The note on disk of a promotion or undo that may be unfinished. `after` is the number of the last journal before it."""
 
     action: str  # the digest of the action
     after: int
@@ -48,7 +48,7 @@ class UnderWay:
 
     @classmethod
     def begin(cls, stored: Stored, action: str, leaving: Leaving | None, *, undo: bool = False) -> UnderWay:
-        """Write the note, before anything is done. The caller holds the lock."""
+        """Write the note, before a promotion or undo begins. The caller holds the lock."""
         from json import dumps
 
         from agent_sandbox.workspace.promotion.journal import journals
@@ -77,12 +77,12 @@ class UnderWay:
 
     @staticmethod
     def finish(stored: Stored) -> None:
-        """Remove the note: everything is done."""
+        """Remove the note of a promotion or undo that needs no more work."""
         with suppress(FileNotFoundError):
             os.unlink(_place(stored.state))
 
     def done(self, stored: Stored) -> Journal | None:
-        """Return the journal of the changes that this promotion or undo made to the real tree; None if it made no changes."""
+        """Return the journal of this promotion or undo; None if it changed nothing in the real tree."""
         from agent_sandbox.workspace.promotion.journal import journals
 
         later = (journal for journal in journals(stored.state.promotions) if journal.number > self.after and journal.committed)
@@ -135,9 +135,10 @@ def _concluded(note: UnderWay, stored: Stored, gate: Gate) -> Iterator[str]:
 
 
 def let_go(stored: Stored, gate: Gate, leaving: Leaving, number: int, undoes: int) -> Snapshot | None:
-    """Update the layers. After a promotion, drop the promoted paths; after an undo, restore the layers from before the promotion.
+    """Update the layers after a promotion or an undo: drop the promoted paths, or restore the layers from before the promotion.
 
-    Return the snapshot that keeps the layers from before the promotion; after an undo, the restored snapshot. None if nothing changed.
+    `undoes` is the number of the undone promotion, 0 for a promotion. Return the snapshot of the layers before a promotion, or the restored
+    snapshot; None if nothing changed.
     """
     masks = [mask.path for mask in gate.policy.files.masks]
     if undoes:
@@ -147,7 +148,7 @@ def let_go(stored: Stored, gate: Gate, leaving: Leaving, number: int, undoes: in
 
 
 def not_let_go(error: Exception) -> str:
-    """Return the note for an update of the layers that failed."""
+    """Return a note for the user about a failed update of the layers."""
     return f"it is done, but the sandbox still holds these changes: {error}; dropping them is tried again the next time"
 
 
@@ -162,7 +163,7 @@ def _words(recovery: Recovery) -> Iterator[str]:
 
 
 def _layers(stored: Stored) -> object:
-    """Return a value that changes with every run in the layers: a run records its start in the bases of the active generation."""
+    """Return a value that changes when the layers change, and with every run in them, because a run records its start."""
     if not stored.state.exists:
         return None
     layers = stored.state.history().layers

@@ -1,4 +1,4 @@
-"""Retries of a launch: on a new plan, or in another runtime if the launch failed or a feature was missing.
+"""Retry a launch: on a new plan if a mount appeared, or in another runtime if the launch failed or a feature was missing.
 
 Error output is held back until it is clear whether the run is retried.
 """
@@ -30,7 +30,7 @@ MOST_PLANS = 5  # plans for one launch, if a mount appears each time between the
 
 
 def on_a_plan_that_holds(attempt: Callable[[], T]) -> T:
-    """Return the result of `attempt`, which plans a view and launches on it. Retry if a mount appeared in between."""
+    """Call `attempt`, which plans a view and launches on it, and return its result. Retry if a mount appeared in between."""
     for _ in range(MOST_PLANS - 1):
         with suppress(Overtaken):
             return attempt()
@@ -55,7 +55,7 @@ class Launches:
         stored: bool = False,
         turns: bool = False,
     ) -> None:
-        """`attached` is released after each failure. A `stored` sandbox allows no second run: nothing undoes the writes of the first."""
+        """`attached` is released after each failure. In a `stored` sandbox no run is repeated, because its writes would stay."""
         self._work = work
         self._runtimes = runtimes
         self._planner = planner
@@ -81,7 +81,7 @@ class Launches:
                 self._attached.release()
 
     def held(self, launch: Launch) -> Launch:
-        """Return the launch with its output held back if the run may be retried. There is only one retry."""
+        """Return the launch with its error output held back, if the run may be retried. A run is retried at most once."""
         assert self._choice is not None
         if self._guest is not None or launch.on_output is None or not self._choice.may_lack:
             return launch
@@ -89,7 +89,7 @@ class Launches:
         return replace(launch, on_output=self._held)
 
     def started(self, guest: Guest) -> Guest:
-        """Note that the launch has succeeded: exceptions from now on end the run. Closes the guest of a first run."""
+        """Note that a launch has succeeded, so that later exceptions end the run. If this is a retry, close the guest of the first run."""
         if self._guest is not None:
             self._guest.close()
             self._held = None  # its output is replaced by that of the second run
@@ -97,7 +97,7 @@ class Launches:
         return guest
 
     def go_on_after(self, completed: Completed) -> bool:
-        """Return whether the run, which has ended, is retried elsewhere."""
+        """Return whether the run, which has ended, will be retried in another runtime."""
         assert self._choice is not None
         assert self._guest is not None
         lack = lack_of(self._work, self._choice, self._guest, completed, self._held, stored=self._stored)
@@ -139,7 +139,7 @@ class Launches:
 
 
 def question_of(work: submitted.Work, policy: Policy, *, stored: bool, turns: bool = False) -> RoutingQuestion:
-    """Return the question to the router about a piece of work."""
+    """Return the facts about a piece of work that the router needs to choose a runtime."""
     from agent_sandbox.runtime.guest_rpc.inside import MODULE
 
     language: str = getattr(work.what, "language", COMMAND)
@@ -155,7 +155,7 @@ def question_of(work: submitted.Work, policy: Policy, *, stored: bool, turns: bo
 def lack_of(
     work: submitted.Work, choice: Choice, guest: Guest, completed: Completed, held: HeldOutput | None, *, stored: bool
 ) -> str | None:
-    """Return the missing feature that ended the run, if the first run had no effect that anybody can notice; else None."""
+    """Return the feature whose absence ended the run, if the run can be repeated unnoticed; otherwise None."""
     end = completed.exit
     shown = held.passed if held is not None else work.on_output is not None or not work.collect
     if not choice.may_lack or end.reason is not ExitReason.EXITED or stored or takes_input(work) or shown:
@@ -168,12 +168,12 @@ def lack_of(
 
 
 def takes_input(work: submitted.Work) -> bool:
-    """Return whether the work reads from a descriptor. A retry cannot read such input again."""
+    """Return whether the work reads its input from a descriptor, which a retry could not read again."""
     return isinstance(work.stdin, int) and work.stdin != DEVNULL
 
 
 def rest(limits: Limits, spent: Usage) -> Limits:
-    """Return the limits for a second run, so that both runs together stay within the time limits. Other limits apply to each run."""
+    """Return the limits for a second run. Its time limits are what the first run left; the other limits stay the same."""
     left = {
         name: max(limit - used, _A_MOMENT)
         for name, used in (("wall_seconds", spent.wall_seconds), ("cpu_seconds", spent.cpu_seconds))
@@ -187,7 +187,7 @@ _MOST = 64 << 10  # bytes held back: a traceback is shorter
 
 
 class HeldOutput:
-    """A wrapper of `on_output` that holds back possible error messages of a run that may be retried."""
+    """Wraps `on_output` for a run that may be retried: an error message at its beginning is held back."""
 
     def __init__(self, pass_on: Callable[[str, bytes], None]) -> None:
         self._pass_on = pass_on
@@ -195,7 +195,7 @@ class HeldOutput:
         self.passed = False  # whether any output was passed on
 
     def __call__(self, stream: str, data: bytes) -> None:
-        """Take output as it arrives."""
+        """Hold back output that may be the error message of a missing feature; pass everything else on."""
         if self.passed:
             self._pass_on(stream, data)
         elif stream == "stderr" and self._may_be_an_end(self._held + data):
@@ -211,7 +211,7 @@ class HeldOutput:
         return self._held
 
     def release(self) -> None:
-        """Pass on the output that was held back: the run is not retried."""
+        """Pass on the output that was held back. Called when the run is not retried."""
         held, self._held = self._held, b""
         if held:
             self.passed = True

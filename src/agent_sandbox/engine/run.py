@@ -1,7 +1,7 @@
 """Run one action in a sandbox: through the gate, on a view, and back with its outcome.
 
-This module combines the other parts: rules become a view, the view becomes a launch, and the layers become a change set. None of these
-parts knows the others.
+This module combines the other parts: a view is planned from the rules, a guest is launched on the view, and changes are read from the
+layers. None of these parts knows the others.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _never(do: Callable[[], None]) -> None:
 
 @dataclass
 class Session:
-    """A gate, runtimes, and the layers to run on: throw-away ones, or those of a stored sandbox. Safe to use from many threads.
+    """Runs work through one gate, on throw-away layers or on those of a stored sandbox. Safe to use from many threads.
 
     If another process uses the stored sandbox, `on_busy` is called with the `Busy` error and `run` waits. Without `on_busy`, `run` raises
     `Busy`. `beside` does slow work in the background; without `beside`, the slow work is done before the run. `early` checks code before it
@@ -60,18 +60,18 @@ class Session:
         self._planner = LaunchPlanner(self.gate.policy, self.project, self.look)
 
     def on(self, state: SandboxState) -> Session:
-        """Return the same session on another stored sandbox, for a single run: no inventory of the project is made."""
+        """Return this session on another stored sandbox, for a single run. No inventory of the project is made."""
         return replace(self, state=state, beside=_never)
 
     @property
     def policy(self) -> Policy:
-        """The policy that decides here."""
+        """The policy of the gate."""
         return self.gate.policy
 
     def run(self, work: Work, action: Action | None = None) -> Outcome:
-        """Run a piece of work. `action` is the work's own, from a caller that has made it already.
+        """Run a piece of work. `action` is the work's action, if the caller has computed it already.
 
-        Raises `Denied` and other `SandboxError`s when it could not run at all; a program that fails is an `Outcome`.
+        Raises `Denied` and other `SandboxError`s if the work could not run at all; a program that fails is an `Outcome`.
         """
         if work.record:
             from agent_sandbox.engine.records import recorded  # few runs are recorded
@@ -108,7 +108,7 @@ class Session:
             return replace(outcome, seconds=time.monotonic() - began)
 
     def _layers(self, work: Work, attachments: tuple[Attachment, ...], ends: ExitStack) -> tuple[Layers, Attachments]:
-        """Return the layers to run on, and all attachments of the run. Their resources are freed with the stack."""
+        """Return the layers to run on, and all attachments of the run. The exit stack `ends` frees their resources."""
         layers: Layers = ThrowAway(self._planner.disk_bytes)
         run = 0
         if self.state is not None:
@@ -129,7 +129,7 @@ class Session:
         return layers, Attachments(*attachments)
 
     def judged(self, work: Work, action: Action | None = None) -> Action:
-        """Return the action to be judged. Raises `Denied` for code that the early check refuses.
+        """Return the action that the gate judges. Raises `Denied` for code that the early check refuses.
 
         If the policy names programs, the action of bash code lists the programs in its text, so that the gate can refuse the code before it
         runs. If the policy asks for approvals, the action lists the parts that need approval. The shell itself is not in the list.
@@ -148,7 +148,10 @@ class Session:
         return replace(action, programs=line.tools if programs.restricts else (), touches=touched(asks, line) if asks.asks else None)
 
     def open(self, work: Work, attached: Attachment) -> Opened:
-        """Start an interpreter for several turns, on throw-away layers. Call it after the gate has allowed the first turn. To be closed."""
+        """Start an interpreter for several turns, on throw-away layers. The caller closes it.
+
+        Call this after the gate has allowed the first turn.
+        """
         launches = Launches(work, self.runtimes, self._planner, self.policy, attached, turns=True)
         for choice in launches:
             with launches:
@@ -167,7 +170,7 @@ class Session:
         return self.runtimes.choose(self.policy, lambda: question_of(work, self.policy, stored=self.state is not None), acting=False)
 
     def explain(self, work: Work) -> MountPlan:
-        """Return the plan of what the guest would see. Nothing is run, made or attached."""
+        """Return the mount plan of the view that the guest would have. Nothing is run, made or attached."""
         layers = ThrowAway(self._planner.disk_bytes) if self.state is None else OnDisk(self.state.path)
         return self._planner.launch(work, self._choice(work).runtime.traits, layers, self.policy.limits).root
 
@@ -178,7 +181,7 @@ class Session:
         return replace(outcome, changes=changes, notes=(*outcome.notes, *unlisted))
 
     def changes(self, guest: Guest, work: Work) -> tuple[ChangeSet, tuple[str, ...]]:
-        """Return the changes of a throw-away run; none and the reason, if there are too many to list."""
+        """Return the changes of a throw-away run, and notes. If the changes cannot be listed, there are none, and a note says why."""
         from agent_sandbox.workspace.stored_sandbox import changes_of, stack_in
 
         assert guest.layers is not None

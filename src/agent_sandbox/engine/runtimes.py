@@ -1,4 +1,4 @@
-"""The registry of runtimes, and the choice among them: by the caller's wish or the router, and anew when a launch fails.
+"""The registry of runtimes, and the choice among them: by the caller's wish or by the router, and again when a launch fails.
 
 The router is pure (`runtime.router`). Here it gets its facts, and its answer is carried out. A launch enforces every guarantee or fails
 before anything has run. So the launch itself is the live try: where it fails, the work goes to the next runtime that gives the same, and
@@ -30,7 +30,7 @@ _TRY_AGAIN_SECONDS = 60.0  # after which a runtime that failed to launch may be 
 
 
 class Registry:
-    """Names and factories of runtimes. All runtimes are routed to, refused and explained alike; some are used only if a caller names them.
+    """The known runtimes, by name, and the factories that make them.
 
     A factory is called once, when its runtime is first needed. Safe to share between threads. There is no lock, because a fork could
     inherit a held lock.
@@ -59,26 +59,26 @@ class Registry:
 
     @property
     def automatic(self) -> tuple[str, ...]:
-        """The names that the router chooses from."""
+        """The names of the runtimes that the router chooses from."""
         return tuple(self._automatic)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names that a user may ask for: those of the runtimes, and `auto`."""
+        """The names that a user may ask for: the runtimes, and `auto`."""
         return (*self._automatic, AUTO)
 
     def __contains__(self, name: str) -> bool:
         return name == AUTO or name in self._factories
 
     def close(self, *, leaving: bool = False) -> None:
-        """Close the runtimes that have been made. They start anew with the next launch."""
+        """Close the runtimes that have been made. The next launch starts them again."""
         for runtime in [*self._made.values()]:
             runtime.close(leaving=leaving)
 
 
 @dataclass(frozen=True)
 class RoutingQuestion:
-    """The facts that the router needs: the work as a value for the router, and the demands of the launch."""
+    """The facts that the router needs to choose a runtime: about the work, and the demands on its launch."""
 
     work: Workload
     demands: Demands = Demands()
@@ -86,7 +86,7 @@ class RoutingQuestion:
 
 @dataclass(frozen=True)
 class Choice:
-    """A runtime, and the reason for it."""
+    """The chosen runtime, and the reason for the choice."""
 
     runtime: Runtime
     route: Route
@@ -95,14 +95,14 @@ class Choice:
 
 @dataclass(frozen=True)
 class _Absence:
-    """The reason why a runtime cannot be used, or nothing, and until when that is cached."""
+    """A cached answer, valid until `until`: the reason why a runtime cannot be used, or an empty string if it can."""
 
     why: str
     until: float
 
 
 class Runtimes:
-    """The registered runtimes and a wish: the name of one, or "auto". Safe to share between threads."""
+    """Chooses a runtime for each piece of work. `wish` is the name of a runtime, or "auto". Safe to share between threads."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Runtimes:
 
     @property
     def identity(self) -> dict[str, str]:
-        """Return the versions that determine the result of a deterministic run. Raises `RuntimeUnavailable` if no runtime has such runs."""
+        """The versions that determine the result of a deterministic run. Raises `RuntimeUnavailable` if no runtime offers such runs."""
         for name in self._registry.automatic:
             runtime = self._registry.get(name)
             if Guarantee.DETERMINISTIC in runtime.traits.guarantees:
@@ -129,16 +129,20 @@ class Runtimes:
         raise RuntimeUnavailable("there is no runtime for deterministic runs", missing=("deterministic",), hint='use runtime="wasm"')
 
     def choose(self, policy: Policy, ask: Callable[[], RoutingQuestion], *, acting: bool = True) -> Choice:
-        """Return the runtime for a piece of work. `ask` is called where there is a choice; without `acting` nothing is prepared.
+        """Return the runtime for a piece of work. `ask` returns the facts about the work, and is called only if there is a choice.
 
-        Raises `RuntimeUnavailable` when no runtime can run the work with the guarantees that the policy requires.
+        Without `acting`, no runtime is prepared. Raises `RuntimeUnavailable` if no runtime can run the work with the guarantees that the
+        policy requires.
         """
         if self.wish != AUTO:
             return Choice(self._registry.get(self.wish), Route(self.wish, _CHOSEN if sys.platform == "linux" else _ALL_THERE_IS))
         return self._chosen(policy, ask(), acting)
 
     def after_failure(self, failed: Mapping[str, str], error: SandboxError, policy: Policy, ask: Callable[[], RoutingQuestion]) -> Choice:
-        """Return the next runtime to try after failed launches. Raises `error`, the failure of the last one, if none is left."""
+        """Return the next runtime to try after failed launches. Raises `error`, the last failure, if no runtime is left.
+
+        `failed` has the reason of each failure by runtime.
+        """
         if self.wish != AUTO:
             raise error
         last = self._registry.get([*failed][-1])
@@ -152,7 +156,7 @@ class Runtimes:
             raise error from None
 
     def after_lack(self, choice: Choice, lack: str, policy: Policy, ask: Callable[[], RoutingQuestion]) -> Choice | None:
-        """Return the runtime for a second start of a run that lacked something; None if there is none."""
+        """Return the runtime for the second start of a run whose first runtime lacked a feature (`lack`); None if there is none."""
         if self.wish != AUTO:
             return None
         question = ask()
@@ -185,7 +189,7 @@ class Runtimes:
         return Candidate(runtime.traits, failed or self._absence(runtime, acting) or runtime.objection(question.demands))
 
     def _absence(self, runtime: Runtime, acting: bool) -> str:
-        """Return the reason why a runtime cannot be used now; empty if it can."""
+        """Return the reason why a runtime cannot be used now; empty if it can be. With `acting`, a missing runtime may be prepared."""
         name = runtime.traits.name
         known = self._absences.get(name)
         if known is not None and self._clock() < known.until:
@@ -202,7 +206,7 @@ class Runtimes:
 
 
 def modules_in(directory: str) -> frozenset[str] | None:
-    """Return the names that Python could import from a directory; None if it cannot be listed, or is too large."""
+    """Return the names that Python could import from a directory; None if the directory cannot be listed or is too large."""
     try:
         with os.scandir(directory) as entries:
             names = [entry.name for entry, _ in zip(entries, range(_MOST_MODULES + 1), strict=False)]
@@ -212,7 +216,7 @@ def modules_in(directory: str) -> frozenset[str] | None:
 
 
 def only(runtime: Runtime) -> Runtimes:
-    """Return a choice of this one runtime only."""
+    """Return a `Runtimes` that always chooses this runtime."""
     registry = Registry()
     registry.register(runtime.traits.name, lambda: runtime)
     return Runtimes(runtime.traits.name, registry)

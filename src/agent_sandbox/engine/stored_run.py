@@ -1,4 +1,4 @@
-"""The layers of a stored sandbox during one run: locked, recovered, given room as they grow, and put in order afterwards."""
+"""The layers of a stored sandbox during one run: lock them, recover them, let their image grow, and put them in order afterwards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class StoredRun(Attachment):
-    """The stored sandbox of one run. `layers` are ready to be mounted."""
+    """Provides the layers of a stored sandbox for one run, and cares for them until its end."""
 
     def __init__(
         self,
@@ -35,10 +35,10 @@ class StoredRun(Attachment):
         beside: Callable[[Callable[[], None]], None] | None,
         asked_ns: int | None = None,
     ) -> None:
-        """Lock the sandbox and prepare its layers, until the stack ends. `command` is shown to others who want the lock.
+        """Lock the sandbox and prepare its layers, until the exit stack closes. `command` is shown to others who want the lock.
 
-        If the lock is taken, `on_busy` is called with its holder and this waits; without it, `Busy` is raised. `beside` runs work in the
-        background.
+        If the lock is taken, `on_busy` is called with the `Busy` error and this waits; without `on_busy`, `Busy` is raised. `beside` runs
+        work in the background.
         """
         _lock(state, ends, command, on_busy)
         self._stored = Stored(state)
@@ -53,7 +53,7 @@ class StoredRun(Attachment):
 
     @property
     def layers(self) -> Layers:
-        """The layers to run on."""
+        """The layers to run on, ready to be mounted."""
         return self._prepared.layers
 
     @property
@@ -62,7 +62,7 @@ class StoredRun(Attachment):
         return self._prepared.since_ns
 
     def before(self, launch: Launch) -> Launch:
-        """Return the launch with a check that grows the image of the layers, if they are in one."""
+        """Return the launch with a periodic check that enlarges the image of the layers, if they are in an image."""
         self._shown = frozenset(step.target for step in launch.root.steps if isinstance(step, Overlay))
         if self._prepared.growth is None:
             return launch
@@ -77,7 +77,7 @@ class StoredRun(Attachment):
             self._prepared.growth(self._open_layers)
 
     def ended(self, guest: Guest, completed: Completed, outcome: Outcome) -> Outcome:
-        """Store the original files that the run changed, and remove unused layers. A failure becomes a note; the next run tries again."""
+        """Store the originals of changed paths, and remove unused layers. A failure becomes a note, and the next run tries again."""
         notes, growth = self._notes, self._prepared.growth
         if growth is not None and growth.refused:
             notes += (growth.refused,)
@@ -112,7 +112,7 @@ def _lock(state: SandboxState, ends: ExitStack, command: str, on_busy: Callable[
 
 
 def _recover(stored: Stored, gate: Gate) -> tuple[str, ...]:
-    """Finish a promotion that was cut off, before a guest sees the tree. If that fails, return a note about it; the run goes on."""
+    """Finish an interrupted promotion before a guest sees the tree, and return notes. A failure becomes a note, and the run goes on."""
     try:
         return recovered(stored, gate, held=True)
     except (SandboxError, OSError) as error:

@@ -1,7 +1,7 @@
 """Tools: functions of the caller that a sandboxed program may call. Each call passes the gate; arguments and results are data.
 
-Requests of the program are hostile. A request can name only the tools of this run, and its arguments are decoded to data first. The program
-learns that a tool failed. It sees the message only if the tool raises `ToolError`; the caller receives every exception.
+Requests of the program may be hostile. A request can name only the tools of this run, and its arguments are decoded to data first. The
+program learns that a tool failed. It sees the message only if the tool raises `ToolError`; the caller receives every exception.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DUNDER = "__"
 
 
 def named(tools: object) -> dict[str, Tool]:
-    """Return tools by name, from a mapping or from functions with names. Raises `PolicyError` for anything else."""
+    """Return tools by name, given as a mapping or as functions with names. Raises `PolicyError` for anything else."""
     import builtins
 
     pairs = tools.items() if isinstance(tools, Mapping) else [(getattr(tool, "__name__", None), tool) for tool in _listed(tools)]
@@ -57,7 +57,7 @@ def _listed(tools: object) -> list[Any]:
 
 
 def described(name: str, tool: Tool) -> dict[str, Any]:
-    """Describe a tool for programs: its signature and docstring. Defaults that are not data are left out."""
+    """Describe a tool for the sandboxed program: its signature and docstring. Defaults that are not data are left out."""
     import inspect  # slow to load, and few runs have tools
 
     try:
@@ -85,14 +85,14 @@ def described(name: str, tool: Tool) -> dict[str, Any]:
 
 
 class ToolCalls(Attachment):
-    """The calls of one program to tools of its caller. `errors` are those that tools raised, for the caller alone."""
+    """Answers the calls of one sandboxed program to its caller's tools. `errors` are exceptions of tools, for the caller only."""
 
     def __init__(
         self, gate: Gate, tools: Mapping[str, Tool], *, most_calls: int = MOST_CALLS, ends: float | None = None, turns: bool = False
     ) -> None:
         """`most_calls` is the limit on calls in a run or turn. `ends` is the latest end of the run, by the monotonic clock.
 
-        Raises `PolicyError` for coroutines.
+        Raises `PolicyError` if a tool is a coroutine function.
         """
         from inspect import iscoroutinefunction
 
@@ -108,27 +108,27 @@ class ToolCalls(Attachment):
         self._clock = Clock(patient=bool(gate.policy.asks.tools), ends=ends)
 
     def before(self, launch: Launch) -> Launch:
-        """Attach the tools to a launch of Python code; other programs have none."""
+        """Attach the tools to a launch of Python code. Other programs have no tools."""
         return replace(launch, talk=self.talk()) if isinstance(launch.program, PythonCode) else launch
 
     def ended(self, guest: Guest, completed: Completed, outcome: Outcome) -> Outcome:
-        """Add the errors of the tools to the outcome, and reset for the next turn."""
+        """Add the exceptions of the tools to the outcome, and reset for the next turn."""
         if self.errors:
             outcome = replace(outcome, tool_errors=tuple(self.errors))
         self.renew()
         return outcome
 
     def renew(self) -> None:
-        """Forget the calls and errors so far: another turn begins."""
+        """Forget the calls and errors so far, before another turn."""
         self._calls, self.errors = 0, []
 
     def talk(self) -> Talk:
-        """Return the conversation, for a launch."""
+        """Return the tool conversation for a launch: the tools on offer, and the function that answers requests."""
         offer = {"turns": self._turns, "tools": [described(name, tool) for name, tool in self._tools.items()]}
         return Talk(self.hear, offer, self._clock)
 
     def hear(self, words: bytes) -> bytes:
-        """Answer a request. Raises `Nonsense` for a malformed request, and what the gate raises if it cannot record the call."""
+        """Answer a request of the program. Raises `Nonsense` if it is malformed, and what the gate raises if it cannot record the call."""
         try:
             match codec.understood(words):
                 case {"call": str(name), "args": list(args), "kwargs": dict(kwargs)} if len(name) <= LONGEST_NAME:
@@ -176,7 +176,7 @@ class ToolCalls(Attachment):
 
 
 class _Failed(Exception):
-    """An exception of a tool. The ledger records this class name only."""
+    """Wraps an exception of a tool. The ledger records only the name of this class, nothing of the exception."""
 
     def __init__(self, error: Exception, shown: str) -> None:
         super().__init__(shown)

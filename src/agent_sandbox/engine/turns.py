@@ -1,7 +1,7 @@
 """An interpreter that runs several turns. Each turn is an action of its own, through the gate and in the ledger.
 
 The interpreter starts with the first turn, after the gate has allowed that turn. It ends when it is closed, when the program ends it, or
-when a turn exceeds a limit. The last turn reports the reason.
+when a turn exceeds a limit. The outcome of the last turn says why it ended.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NO_MORE = codec.packed(None)
 
 @dataclass(frozen=True)
 class Turn:
-    """The input of one turn. `wall` is its own time limit; `on_start` receives the guest, to kill it from elsewhere."""
+    """The input of one turn. `wall` is its own time limit; `on_start` receives the guest, so that another thread can kill it."""
 
     source: str
     stdin: bytes = b""
@@ -44,7 +44,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Turned:
-    """The outcome of a turn. `value` is the value of the last expression, as data; if it is not data, `described` is its repr."""
+    """The outcome of a turn. `value` is the value of the last expression, if that is data; otherwise `described` is its repr."""
 
     outcome: Outcome
     value: Any = None
@@ -52,10 +52,10 @@ class Turned:
 
 
 class InterpreterTurns:
-    """The turns of one interpreter: one at a time, from any thread."""
+    """Runs turns in one interpreter, one at a time, from any thread."""
 
     def __init__(self, session: Session, work: Work) -> None:
-        """`work` holds what all turns share: environment, directory, arguments, tools, preloaded modules."""
+        """`work` is common to all turns: environment, directory, arguments, tools, preloaded modules."""
         self.id = os.urandom(8).hex()
         self.ended = ""  # why there are no more turns
         self.changes = ChangeSet()  # known when the interpreter has ended
@@ -68,7 +68,7 @@ class InterpreterTurns:
         self._process = os.getpid()
 
     def _leave_to_its_own_process(self) -> None:
-        """End this object in a fork of the application: the interpreter belongs to the parent, which may be in a turn."""
+        """In a forked child of the application, mark this object as ended. The interpreter belongs to the parent process."""
         if self._process != os.getpid():
             self.ended, self._opened = "it belongs to another process, from which this one was forked", None
 
@@ -119,7 +119,7 @@ class InterpreterTurns:
         return Turned(outcome, value, described)
 
     def _launch(self, before: Launch, wall: float | None, on_output: Callable[[str, bytes], None] | None) -> Launch:
-        """Return the launch for one turn: `before`, the launch of the previous turn, unless the time limit or the callback differs."""
+        """Return `before`, the launch of the previous turn, with the time limit and the callback of this turn."""
         if before.limits.wall_seconds == wall and before.on_output is on_output:
             return before
         return replace(before, limits=replace(before.limits, wall_seconds=wall), on_output=on_output)
@@ -141,7 +141,7 @@ class InterpreterTurns:
         return {**facts(turned.outcome), "session": self.id, "turn": self._count}
 
     def kill(self) -> None:
-        """End the interpreter at once, from any thread. A running turn reports that; if no turn runs, the next turn is refused."""
+        """Kill the interpreter at once, from any thread. A running turn reports that; if no turn runs, the next turn is refused."""
         self._leave_to_its_own_process()
         opened = self._opened
         if opened is not None:
@@ -149,7 +149,7 @@ class InterpreterTurns:
             opened.guest.kill()
 
     def close(self) -> None:
-        """Let the interpreter end like a program, and keep its changes. Not during a turn. Idempotent."""
+        """Let the interpreter end like a program, and keep its changes. Do not call it during a turn. It may be called again."""
         self._leave_to_its_own_process()
         try:
             if self._opened is not None:

@@ -1,4 +1,4 @@
-"""Work and its outcome, as values; and the parts of both that are judged and recorded."""
+"""Work and its outcome, as values, and the parts of both that are judged and recorded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Code:
-    """Source in a language, by its canonical name."""
+    """Source code in a language, given by its canonical name."""
 
     language: str
     source: str
@@ -42,9 +42,9 @@ class Command:
 class Work:
     """A piece of work with all of its input.
 
-    `env` is complete. `on_start` receives the running guest, to signal or kill it from elsewhere. `on_changes` receives the changes of a
-    throw-away run while their contents can be read; it is not called when they cannot be listed. With `watch_reads` the sandbox stores
-    which files of the project were opened.
+    `env` is the complete environment. `on_start` receives the running guest, so that another thread can signal or kill it. `on_changes`
+    receives the changes of a throw-away run while their contents can be read; it is not called if they cannot be listed. With `watch_reads`
+    the sandbox stores which files of the project were opened.
     """
 
     what: Code | Command
@@ -68,10 +68,10 @@ class Work:
     attachments: tuple[Attachment, ...] = ()  # further attachments, besides those that the fields above need
 
     def text(self) -> str:
-        """Return the details for an approver. The action itself holds no source, and only the names of variables.
+        """Return the details of this work as text for an approver. The action itself holds no source, and only the names of variables.
 
-        Variables and input matter as much as the source. They may be secret, so the text has their digest: with other values it differs.
-        Input from a terminal or a pipe is not known yet.
+        Variables and input matter as much as the source. They may be secret, so the text has only their digest, which differs for other
+        values. Input from a terminal or a pipe is not known yet.
         """
         lines = [self.what.source, *map(repr, self.what.arguments)] if isinstance(self.what, Code) else []
         given = as_json([sorted(self.env.items()), self.stdin.hex() if isinstance(self.stdin, bytes) else ""])
@@ -80,7 +80,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a run. `refused` is why the program could not start (not found, not executable), or empty."""
+    """The outcome of a run. `refused` is the reason why the program could not start (not found, not executable), or empty."""
 
     exit: Exit
     stdout: bytes
@@ -97,7 +97,7 @@ class Outcome:
 
     @classmethod
     def of(cls, completed: Completed, guest: Guest, route: Route, verdict: Allow, notes: tuple[str, ...]) -> Outcome:
-        """Return the outcome of a guest that has ended, without changes."""
+        """Return the outcome of a guest that has ended. The caller adds its changes."""
         return cls(
             exit=completed.exit,
             stdout=completed.stdout,
@@ -114,7 +114,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Opened:
-    """A guest that takes turns, and its route."""
+    """A started interpreter that takes turns, and the route to its runtime."""
 
     guest: Interpreter
     route: Route
@@ -140,12 +140,12 @@ def action_of(work: Work) -> Action:
 
 
 def title(work: Work) -> str:
-    """Return the title that others see while this work uses a sandbox."""
+    """Return the short name of this work that other processes see while it uses a sandbox."""
     return " ".join(work.what.argv)[:200] if isinstance(work.what, Command) else f"{work.what.language} code"
 
 
 def facts(outcome: Outcome) -> dict[str, str | int | float]:
-    """Return the facts of an outcome for the ledger: no output, which may hold anything."""
+    """Return the facts of an outcome for the ledger. Output is left out, because it may hold anything."""
     return {
         "exit_code": outcome.exit.code,
         "reason": outcome.exit.reason.value,

@@ -39,11 +39,11 @@ _PATIENCE = 10_000  # concurrent changes tolerated before an error
 
 
 class TooMany(WorkspaceError):
-    """The tree has more entries than the caller's limit."""
+    """Raised if a tree has more entries than the caller's limit."""
 
 
 class MovedAway(WorkspaceError):
-    """A directory was moved during the walk."""
+    """Raised if a directory is moved while it is walked or removed."""
 
 
 def open_beneath(directory: int, path: str, flags: int, *, one_filesystem: bool = True) -> int:
@@ -112,10 +112,11 @@ def open_file(directory: int, path: str, *, one_filesystem: bool = True, unlock:
 
 
 def open_seen_file(directory: int, name: str) -> tuple[int, os.stat_result]:
-    """Open a single name that was a regular file a moment ago; return its descriptor and status. One call instead of three.
+    """Open an entry that was a regular file a moment ago; return its descriptor and status.
 
-    If the name has become a FIFO meanwhile, it is opened without blocking and closed again. Links are not followed even then, and a guest
-    cannot make devices. Raises OSError for anything but a regular file.
+    Cheaper than `open_file`, because the type is checked after opening. If the name has become a FIFO meanwhile, it is opened without
+    blocking and closed again. Links are not followed even then, and a guest cannot make devices. Raises OSError for anything but a regular
+    file.
     """
     if "/" in name or name in _NO_NAMES:
         raise OSError(errno.EINVAL, "not the name of an entry", name)
@@ -128,12 +129,12 @@ def open_seen_file(directory: int, name: str) -> tuple[int, os.stat_result]:
 
 
 def open_directory(directory: int, path: str, *, one_filesystem: bool = True) -> int:
-    """Open a directory, to list it or to start from, and return its descriptor."""
+    """Open a directory and return its descriptor. The descriptor can list the directory, and open entries below it."""
     return open_beneath(directory, path, _DIRECTORY, one_filesystem=one_filesystem)
 
 
 def xattrs(directory: int, name: str) -> dict[str, bytes]:
-    """Return the extended attributes of one entry; for a link, its own. The value of an unreadable attribute is b""."""
+    """Return the extended attributes of one entry; for a link, those of the link itself. The value of an unreadable attribute is b""."""
     if "/" in name or name in _NO_NAMES:
         raise OSError(errno.EINVAL, "not the name of an entry", name)
     try:
@@ -149,7 +150,10 @@ def xattrs(directory: int, name: str) -> dict[str, bytes]:
 
 
 def _entry(directory: int, name: str) -> str:
-    """Return a path for calls that take no descriptor. It cannot lead elsewhere: one name below a descriptor, never followed."""
+    """Return a path through /proc to an entry, for system calls that take no directory descriptor.
+
+    The path is safe as long as the call does not follow a link at `name`.
+    """
     return f"/proc/self/fd/{directory}/{name}"
 
 
@@ -187,7 +191,8 @@ def _attribute(place: int | str, name: str, *, follow: bool) -> bytes:
 class TreeEntry:
     """One entry that `walk` yielded. Its descriptors are valid until `walk` yields the next entry.
 
-    `directory` is the directory that holds the entry. `own` is the entry itself if it is a directory that can be entered, else None.
+    `directory` is a descriptor of the directory that holds the entry. `own` is a descriptor of the entry itself if that is a directory that
+    can be entered, else None.
     """
 
     parent: TreeEntry | None
@@ -301,13 +306,13 @@ def status_of(directory: int, name: str) -> os.stat_result | None:
 
 
 def identity(fd: int) -> tuple[int, int]:
-    """Return the device and inode of a descriptor. They stay the same when the entry is renamed or moved."""
+    """Return the device and inode of an open entry. They stay the same when the entry is renamed or moved."""
     status = os.fstat(fd)
     return status.st_dev, status.st_ino
 
 
 def enter(directory: int, name: str, wanted: int) -> tuple[int, os.stat_result, int | None]:
-    """Open a directory and give its owner (us) those rights in `wanted` that the guest removed.
+    """Open a directory. If we own it and lack the mode bits `wanted`, because the guest removed them, add them.
 
     Returns a descriptor, the original status, and the mode to restore, which is None if the mode was not changed.
     """
@@ -340,7 +345,7 @@ def _unlock(directory: int, name: str, wanted: int) -> tuple[int, os.stat_result
 
 
 def _leave(current: int, levels: list[_Level]) -> int:
-    """Close the innermost directory, restore its mode and return its parent, or -1 above the first."""
+    """Close the innermost directory and restore its mode. Return a descriptor of its parent; -1 if it was the outermost directory."""
     level = levels.pop()
     try:
         above = parent(current, levels[-1].identity) if levels else -1
@@ -354,7 +359,7 @@ def _leave(current: int, levels: list[_Level]) -> int:
 
 
 def parent(current: int, expected: tuple[int, int]) -> int:
-    """Open the parent directory. Raises `MovedAway` unless it is `expected`."""
+    """Open the parent directory. Raises `MovedAway` unless its device and inode are `expected`."""
     above = syscalls.openat2(current, "..", _DIRECTORY, resolve=_NO_LINKS | _ONE_FILESYSTEM)
     if identity(above) != expected:
         os.close(above)
@@ -378,7 +383,7 @@ class _Removal:
 
     @property
     def late(self) -> bool:
-        """Whether the time is up."""
+        """Whether the time limit of the removal has passed."""
         return time.monotonic() > self.until
 
     def surprised(self) -> None:
@@ -388,10 +393,10 @@ class _Removal:
 
 
 def remove_tree(directory: int, name: str, *, until: float = math.inf) -> bool:
-    """Remove `name` in `directory` and everything below it. Returns False if the time ran out.
+    """Remove `name` in `directory` and everything below it. Returns False if the time `until` passed before the end.
 
-    Otherwise the name is gone afterwards, or `WorkspaceError` says what could not be removed; everything else is removed even then. A
-    missing name is no error. At `until`, on the monotonic clock, the removal stops half-way.
+    `until` is a time of the monotonic clock. If something cannot be removed, everything else is removed, and `WorkspaceError` names the
+    first failure. A missing name is no error.
     """
     if name in ("", ".", "..") or "/" in name:
         raise WorkspaceError(f"not the name of an entry: {name!r}")
@@ -442,7 +447,7 @@ def _remove(directory: int, name: str, removal: _Removal) -> None:
 
 
 def _refill(directory: int, level: _RemovedLevel) -> bool:
-    """Read the next batch of names; False if none is left. One listing for all would lose entries while they are being removed."""
+    """Read the next batch of names; return False if none is left. One long listing would miss entries while others are being removed."""
     with os.scandir(directory) as listing:
         for item in listing:
             if item.name not in level.stuck:
@@ -453,7 +458,10 @@ def _refill(directory: int, level: _RemovedLevel) -> bool:
 
 
 def _unlink_or_enter(directory: int, name: str, removal: _Removal) -> int | None:
-    """Unlink any entry; open a directory, which unlink refuses. The type is not checked first: it could be swapped."""
+    """Unlink an entry. If the entry is a directory, which unlink refuses, open it and return its descriptor.
+
+    The type is not checked first, because a guest could swap the entry. Failures are noted in `removal`.
+    """
     try:
         os.unlink(name, dir_fd=directory)
     except FileNotFoundError:
@@ -472,7 +480,7 @@ def _unlink_or_enter(directory: int, name: str, removal: _Removal) -> int | None
 
 
 def _rmdir(directory: int, level: _RemovedLevel, removal: _Removal) -> bool:
-    """Remove an emptied directory. False means failed for good; True means gone, or changed meanwhile and listed again."""
+    """Remove an emptied directory. Returns False if that failed for good, True if the directory is gone or will be listed again."""
     try:
         os.rmdir(level.name, dir_fd=directory)
     except FileNotFoundError:

@@ -1,7 +1,7 @@
 """The changes that a sandbox would make on the machine, as values. `layers.readback` computes them from the layers.
 
 *Noise* is by-products such as caches and scratch files that nobody wants to read one by one. A list counts them, and shows them on demand.
-A promotion leaves noise out unless the user asks for it: a guest chooses these names, so an entry that was not shown must not be promoted.
+A promotion leaves noise out unless the user asks for it. A guest chooses the names, so an entry that was not shown must not be promoted.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def is_noise(path: str) -> bool:
 
 
 def place_of(path: str, project: str) -> str:
-    """Return the group of a change: `project`, `elsewhere` or `noise`. A project below /var/tmp is `project` all the same.
+    """Return the group of a changed path: `project`, `elsewhere` or `noise`. A path in the project is `project`, even below /var/tmp.
 
     >>> place_of("/var/tmp/app/x", "/var/tmp/app"), place_of("/var/tmp/y", "/var/tmp/app")
     ('project', 'noise')

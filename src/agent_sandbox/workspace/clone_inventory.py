@@ -24,10 +24,10 @@ _FIRST = '{"names":1,'
 
 @dataclass(frozen=True)
 class Inventory:
-    """The names in each directory. A key is a path relative to the project, "" for the project itself.
+    """The names in each directory of a project. A key of `records` is a path relative to the project, "" for the project itself.
 
-    Each name follows a letter for its type: d for a directory, f for a file, l for a link, o for others. `unlisted` are directories that
-    were not entered: on another filesystem, or unreadable for us.
+    In a record, a letter before each name gives its type: d for a directory, f for a file, l for a link, o for others. `unlisted` are
+    directories that were not entered, because they are on another filesystem or cannot be read.
     """
 
     began_ns: int
@@ -36,7 +36,7 @@ class Inventory:
     records: dict[str, bytes] = field(default_factory=dict, repr=False)
 
     def in_directory(self, path: str) -> dict[str, str] | None:
-        """Return names with their type letters; None for a directory that did not exist or was not entered."""
+        """Return the names in a directory, each with its type letter; None if the directory did not exist or was not entered."""
         record = self.records.get(path)
         if record is None:
             return None
@@ -48,7 +48,7 @@ class Inventory:
 
 @dataclass(frozen=True)
 class NoInventory:
-    """No inventory exists, for the reason `why`, so removed entries cannot be detected."""
+    """Stands for a missing inventory; `why` is the reason. Without an inventory, removed entries cannot be detected."""
 
     why: str
 
@@ -64,7 +64,7 @@ def remember(
 ) -> Inventory | NoInventory:
     """List a project and write the inventory to `file`, completely or not at all. Paths in `skip` (absolute) are not entered.
 
-    `cloned_ns` is when the clone was made, by default now. On a busy machine the listing begins long after that.
+    `cloned_ns` is when the clone was made, by default now. On a busy machine the listing may begin long after the clone.
 
     Raises OSError when the file cannot be written. The file is not synced: an inventory lost in a crash counts as unfinished.
     """
@@ -84,7 +84,7 @@ def remember(
 
 
 def _directories(project: str, skip: frozenset[str]) -> Iterator[tuple[str, bytes | None]]:
-    """Yield each directory with its record, or None for one that is not entered."""
+    """Yield the path of each directory with its record (see `Inventory`). The record is None if the directory was not entered."""
     root = os.open(project, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     pending = [""]
     try:

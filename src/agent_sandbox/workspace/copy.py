@@ -25,7 +25,7 @@ _ZEROS = bytes(_CHUNK)
 
 
 def copy_file(old: int, name: str, into: int, status: os.stat_result, attributes: Mapping[str, bytes]) -> None:
-    """Create a file called `name` in `into` with the content of an open file. Raises OSError."""
+    """Create the file `name` in `into` as a copy of the open file `old`, with the metadata in `status` and `attributes`. Raises OSError."""
     new = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=into)
     try:
         _copy_content(old, new, status.st_size)
@@ -35,7 +35,7 @@ def copy_file(old: int, name: str, into: int, status: os.stat_result, attributes
 
 
 def copy_special(source: int, name: str, into: int, status: os.stat_result, attributes: Mapping[str, bytes]) -> None:
-    """Create a copy of a link, FIFO, socket or device from `source` in `into`, under the same name. Nothing is opened."""
+    """Create a copy of a link, FIFO, socket or device of `source` in `into`, under the same name. The original is not opened."""
     if stat.S_ISLNK(status.st_mode):
         os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=into)
     else:
@@ -74,7 +74,7 @@ def _attribute(place: int | str, attributes: Mapping[str, bytes]) -> None:
 
 
 def cloned(old: int, new: int) -> bool:
-    """Make an empty file share the blocks of another. Returns False, having done nothing, where that is not possible."""
+    """Make an empty file share the blocks of another file. Returns False, having done nothing, if the filesystem cannot do that."""
     try:
         fcntl.ioctl(new, FICLONE, old)
     except OSError:  # another filesystem, or one that does not share blocks

@@ -1,6 +1,7 @@
 """Drift: changes to the real project since a sandbox was cloned from it.
 
-`look_for_drift` scans the whole project for `status`; `judge` checks exactly the paths that a promotion is about to touch.
+`look_for_drift` scans the whole project for `status`; `judge` checks exactly the paths that a promotion is about to touch. A *base* is the
+real state of a path when the sandbox first changed it.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ class DriftKind(Enum):
 
 @dataclass(frozen=True)
 class Drifted:
-    """A real path that has drifted.
+    """A real path that has changed since the clone.
 
     `yours` says that the sandbox changed it too. `read` says that a run opened it; None if no run was watched. `files` is the number of
-    drifted files it stands for: more than one for a new directory and for a `.git` directory.
+    drifted files that this path stands for: more than one for a new directory and for a `.git` directory.
     """
 
     path: str
@@ -52,7 +53,7 @@ class Drifted:
 
 @dataclass(frozen=True)
 class DriftReport:
-    """All drift of a project. `untold` lists unanswered questions and their reasons, in sentences."""
+    """All drift of a project. `untold` lists, in sentences, the facts that could not be determined, with the reasons."""
 
     cloned_ns: int
     looked_ns: int
@@ -61,7 +62,7 @@ class DriftReport:
 
     @property
     def age_seconds(self) -> float:
-        """The age of the clone."""
+        """The age of the clone, in seconds."""
         return max(0, self.looked_ns - self.cloned_ns) / 1e9
 
     @property
@@ -71,7 +72,7 @@ class DriftReport:
 
     @property
     def yours(self) -> tuple[Drifted, ...]:
-        """The entries that the sandbox changed as well. Promoting them needs a merge or a decision."""
+        """The drifted entries that the sandbox changed as well. To promote them takes a merge or a decision."""
         return tuple(entry for entry in self.entries if entry.yours)
 
     def sentence(self) -> str:
@@ -107,16 +108,17 @@ def age(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class NotMoved:
-    """The real entry still equals its base. `seen` is the entry that a promotion may expect there."""
+    """The verdict on a real entry that has not changed since the sandbox first changed its path. `seen` is the present real entry."""
 
     seen: Fingerprint | None
 
 
 @dataclass(frozen=True)
 class MovedOn:
-    """The real entry differs from its base, or the base is unknown. `below` lists the paths in a directory that differ.
+    """The verdict on a real entry that has changed since the sandbox first changed its path, or may have.
 
-    `reason` says how it differs, if the content of the file is not what counts.
+    `base` is the entry at that time and `seen` the present one. `below` lists the changed paths in a directory that the sandbox removed.
+    `reason` is how the entry has changed, if its content alone does not tell.
     """
 
     base: Base
@@ -125,7 +127,7 @@ class MovedOn:
     reason: str = ""
 
     def why(self) -> str:
-        """Return the reason in a few words."""
+        """Return, in a few words, how the real entry has changed."""
         if self.reason:
             return self.reason
         if self.below:
@@ -141,10 +143,10 @@ Verdict = NotMoved | MovedOn
 
 
 def judge(changes: ChangeSet, bases: Bases, expected: Mapping[str, Fingerprint | None], *, machine_root: str = "/") -> dict[str, Verdict]:
-    """Compare the real entry with the base of each change.
+    """Return, by path, whether the real entry of each change still equals its base.
 
-    `expected` holds the real entries just seen, including everything below directories that would be removed. A file is read only where
-    times do not decide. A path without a base and without a real entry counts as not moved, because nothing can be lost there.
+    `expected` holds the present real entries, including everything below directories that would be removed. A file is read only where times
+    do not decide. A path without a base and without a real entry counts as not moved, because nothing can be lost there.
     """
     with Reality(machine_root) as reality:
         comparison = _Judge(bases, expected, reality)
@@ -152,7 +154,7 @@ def judge(changes: ChangeSet, bases: Bases, expected: Mapping[str, Fingerprint |
 
 
 def with_judged(drift: DriftReport, verdicts: Mapping[str, Verdict]) -> DriftReport:
-    """Add drift that only `judge` found: paths that the sandbox changed and that drifted before this clone was made."""
+    """Return the report with the drift that only `judge` found: paths that the sandbox changed and that drifted before this clone."""
     known = {entry.path for entry in drift.entries}
     moved = [path for path, verdict in verdicts.items() if isinstance(verdict, MovedOn) and path not in known]
     return replace(drift, entries=(*drift.entries, *(Drifted(path, DriftKind.CHANGED, yours=True) for path in moved)))
@@ -184,7 +186,7 @@ class _Judge:
         return self._bases.get(path) or Base(path, None, known=False)
 
     def _is_listed(self, path: str) -> bool:
-        """Return whether all entries below a real directory were recorded as bases, with that directory or with a directory above it."""
+        """Return whether every real entry below a directory has a base. That was recorded for the directory, or for one above it."""
         while path:
             if self._base(path).listed:
                 return True
@@ -192,7 +194,7 @@ class _Judge:
         return False
 
     def _compare(self, base: Base, seen: Fingerprint | None) -> tuple[bool, Fingerprint | None]:
-        """Return whether the real entry equals its base, and its fingerprint, with a digest if the file had to be read."""
+        """Return whether the real entry equals its base, and the entry's fingerprint, which has a digest if the file had to be read."""
         if not base.known:
             return False, seen
         if alike(base.seen, seen):
@@ -211,7 +213,7 @@ class _Judge:
         return alike(before, seen), seen
 
     def _moved_below(self, path: str) -> Iterator[str]:
-        """Yield the entries below a directory to be removed that have changed, appeared or gone."""
+        """Yield the paths below a directory whose real entry has changed, appeared or gone. The sandbox would remove the directory."""
         for inner in self._below(self._seen_below, path):
             if inner not in self._bases or not self._compare(self._bases[inner], self._expected[inner])[0]:
                 yield inner
@@ -242,7 +244,7 @@ class _Judge:
 
 
 def _ends(change: Change) -> bool:
-    """Return whether this change would remove a real directory at its path, with everything in it."""
+    """Return whether no directory is left at the path after this change. A real directory there would go, with everything in it."""
     return change.after is None or change.after.type is not EntryType.DIRECTORY
 
 
@@ -266,9 +268,10 @@ def look_for_drift(
     budget: LookBudget | None = None,
     now_ns: Callable[[], int] = time.time_ns,
 ) -> DriftReport:
-    """Return the drift of `project`, an absolute path, since `cloned_ns`.
+    """Return the drift of `project`, an absolute path, since `cloned_ns`. `changes` and `bases` are those of the sandbox.
 
-    Raises OSError when there is no such directory.
+    `names` is the inventory at the clone. Paths in `masks` are skipped. `reads` are the files that runs opened. Raises OSError if there is
+    no such directory.
     """
     scan = _Scan(project.rstrip("/"), cloned_ns - TICK_NS, names, bases, reads, budget or LookBudget(), now_ns)
     scan.know(changes, masks)
@@ -285,7 +288,7 @@ def look_for_drift(
 
 @dataclass
 class _Fold:
-    """A directory whose drifted files are counted, not listed, except for those that the sandbox changed too."""
+    """A directory that is reported as one entry with a count of its drifted files. Files that the sandbox changed too are not folded."""
 
     path: str
     kind: DriftKind
@@ -309,7 +312,7 @@ class _Scan:
     _above: set[str] = field(default_factory=set)
 
     def know(self, changes: ChangeSet, masks: Collection[str]) -> None:
-        """Record the masked paths, the changed paths, and the directories that the sandbox removed with their contents."""
+        """Record the masked paths, the changed paths with the directories above them, and the directories that the sandbox removed."""
         for mask in masks:
             if mask.startswith(f"{self.project}/"):
                 parent, _, name = mask[len(self.project) + 1 :].rpartition("/")
@@ -351,7 +354,7 @@ class _Scan:
                 self.found.append(Drifted(fold.path, fold.kind, self._is_yours(fold.path), read, fold.files))
 
     def _directory(self, directory: int, path: str, fold: _Fold | None) -> list[tuple[str, _Fold | None]]:
-        """Examine the entries of one directory. Returns its subdirectories, which come next."""
+        """Examine the entries of one directory. Return its subdirectories, for the scan to examine next."""
         deeper: list[tuple[str, _Fold | None]] = []
         prefix = f"{path}/" if path else ""
         absolute = f"{self.project}/{prefix}"
@@ -382,7 +385,7 @@ class _Scan:
         return deeper
 
     def _remembered(self, directory: int, path: str) -> tuple[bool, dict[str, str] | None]:
-        """Return whether every entry of a directory is new, and the names that the directory had at the clone.
+        """Return whether every entry of a directory is new since the clone, and the names that the directory had at the clone.
 
         The names are None if every entry is new, if no name has changed, or if the inventory does not list the directory.
         """
@@ -411,7 +414,7 @@ class _Scan:
         self._add(path, DriftKind.APPEARED if is_new and not retyped else DriftKind.CHANGED, fold)
 
     def _is_base(self, directory: int, name: str, status: os.stat_result, base: Base) -> bool:
-        """Return whether a file that was touched after the clone still equals, or again equals, its base."""
+        """Return whether a file, although touched after the clone, equals its base."""
         if base.seen is None or EntryType.of(status.st_mode) is not base.seen.node.type:
             return False
         size = status.st_size if stat.S_ISREG(status.st_mode) else 0

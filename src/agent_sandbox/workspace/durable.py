@@ -29,9 +29,9 @@ def explained(what: str) -> Iterator[None]:
 
 
 def write_atomically(path: str, content: str | bytes, *, sync: bool = True) -> None:
-    """Replace a file's content. Afterwards it holds all of `content`, or its old content. Raises OSError.
+    """Replace a file's content in one step, so that the file always has all of its old or all of its new content. Raises OSError.
 
-    Without `sync`, a crash of the machine may leave a torn file. Use this only for content that can be checked and made again.
+    Without `sync`, a crash of the machine may leave a torn file. Leave `sync` out only for content that can be checked and made again.
     """
     new = path + ".new"  # fixed name: a leftover from a crash is overwritten next time
     with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb") as file:
@@ -45,7 +45,7 @@ def write_atomically(path: str, content: str | bytes, *, sync: bool = True) -> N
 
 
 def sync_directory(path: str) -> None:
-    """Sync the names in a directory to disk: after a rename, and before anything that depends on it."""
+    """Sync the names in a directory to disk. Call it after a rename, and before a step that depends on the new name."""
     directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(directory)

@@ -28,14 +28,14 @@ _SHORT = {"git": ".git", "gitmod": ".gitmodules", "gitatt": ".gitattributes", "g
 
 
 def visible(text: str) -> str:
-    """Escape every character that cannot be seen; the result is printable. A tab becomes an arrow and three blanks."""
+    """Escape every character that cannot be seen, so that the result is printable. A tab becomes an arrow and three blanks."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(each or character for character, each in zip(text, escapes(text), strict=True))
 
 
 def named(path: str) -> str:
-    """Return a name safe to put before words of ours. A name with blanks or quotation marks is quoted, so it cannot fake our words."""
+    """Return a path that is safe inside a message of ours. A path with blanks or quotation marks is quoted, so it cannot fake our words."""
     shown = visible(path)
     return '"' + shown.replace('"', '\\"') + '"' if " " in shown or '"' in shown else shown
 
@@ -120,5 +120,5 @@ def components(path: str) -> tuple[str, ...]:
 
 
 def _invisible(character: str) -> bool:
-    """Return whether this is a format character, or a variation selector, which only changes how the preceding character is drawn."""
+    """Return whether a character is a format character or a variation selector, which cannot be seen by themselves."""
     return unicodedata.category(character) == "Cf" or "\ufe00" <= character <= "\ufe0f" or "\U000e0100" <= character <= "\U000e01ef"

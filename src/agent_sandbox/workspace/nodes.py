@@ -1,6 +1,6 @@
-"""Nodes: type, size, mode, owner, link target and attributes of an entry, on the machine or in a layer.
+"""Nodes: the type, size, mode, owner, link target and attributes of an entry, on the machine or in a layer.
 
-Reads metadata and compares content. FIFOs, sockets and devices are described, never opened.
+This module reads metadata and compares content. FIFOs, sockets and devices are described, never opened.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _BY_VALUE = {kind.value: kind for kind in EntryType}
 
 @dataclass(frozen=True)
 class Node:
-    """One entry. `size` is set only for files; `xattrs` exclude kernel labels and the overlay's own attributes."""
+    """The metadata of one entry. `size` is set only for files; `xattrs` exclude kernel labels and the overlay's own attributes."""
 
     type: EntryType
     mode: int  # permission bits, with set-user-id, set-group-id and sticky
@@ -79,7 +79,7 @@ class Node:
 
 
 def as_row(node: Node | None) -> list[Any] | None:
-    """Return a node as JSON values. Names keep their bytes: invalid UTF-8 becomes Python's surrogate escapes."""
+    """Return a node as JSON values. Invalid UTF-8 in a link target becomes Python's surrogate escapes, so no byte is lost."""
     if node is None:
         return None
     attributes = {name: value.hex() for name, value in node.xattrs.items()} if node.xattrs else {}
@@ -87,7 +87,7 @@ def as_row(node: Node | None) -> list[Any] | None:
 
 
 def from_row(row: Sequence[Any] | None) -> Node | None:
-    """Return the node of a row. Raises KeyError, ValueError or TypeError."""
+    """Return the node that `as_row` turned into a row. Raises KeyError, ValueError or TypeError for a malformed row."""
     if row is None:
         return None
     kind, mode, uid, gid, size, target, device, attributes = row
@@ -138,7 +138,10 @@ def same_content(one: int, other: int, size: int, *, most: int) -> tuple[bool | 
 
 
 def _next_data(one: int, other: int, position: int, size: int) -> tuple[int, int]:
-    """Return the start and length of the next piece, at most a chunk, where at least one file has data; empty at the end."""
+    """Return the start and length of the next piece in which at least one of two files has data. The length is 0 at the end.
+
+    A piece is at most one chunk long.
+    """
     extents = [next_extent(fd, position, size) for fd in (one, other)]
     start = min(extent[0] for extent in extents)
     end = max(end for begin, end in extents if begin == start)
@@ -159,7 +162,7 @@ def next_extent(fd: int, position: int, size: int) -> tuple[int, int]:
 
 
 def _read(fd: int, position: int, length: int) -> bytes:
-    """Read `length` bytes, or up to the end of the file. A short read in mid-file must not look like a difference."""
+    """Read `length` bytes at `position`, or up to the end of the file. A short read is continued, so that it cannot pass for the end."""
     piece = os.pread(fd, length, position)
     while len(piece) < length and (more := os.pread(fd, length - len(piece), position + len(piece))):
         piece += more

@@ -1,4 +1,4 @@
-"""Protected changes: they need their own approval, because programs or agents run, obey or trust the changed file without another look.
+"""Find protected changes. They need an approval of their own, because programs or agents run, obey or trust the changed file unasked.
 
 Pure. Names, modes and link targets decide; for a file that is only sometimes dangerous, its text decides. This module lists everything that
 runs by itself when a person opens, builds, commits or enters a project. Ordinary source code is not listed; the diff is for that. A
@@ -120,14 +120,14 @@ Texts = Callable[[Change], tuple[bytes | None, bytes | None]]  # a file's conten
 
 
 def no_links(path: str) -> str | None:
-    """Return None for every path: the `links` of a tree without links."""
+    """Return None for every path. It is the `links` function of a tree without links."""
     return None
 
 
 def classes_of(change: Change, project: str, *, links: Links = no_links, texts: Texts | None = None) -> frozenset[str]:
     """Return the protected classes of a single change. `project` is the root of the tree.
 
-    Without `texts`, every change to a `package.json` or a `pyproject.toml` counts.
+    Without `texts`, every change to a `package.json` or a `pyproject.toml` counts as protected.
     """
     classes = set(classes_of_path(_below(change.path, project)))
     if lends_power(change):
@@ -157,7 +157,7 @@ def classes_of_all(
     texts: Texts | None = None,
     bulk_limit: int = BULK_LIMIT,
 ) -> dict[str, frozenset[str]]:
-    """Return the classes of each protected change, by path. Classes of the whole set are under the path of the project.
+    """Return the protected classes of each change that has any, by path. A class of the whole set has the path of the project.
 
     `gone` are the paths of real entries that would be removed, including all entries below a removed directory.
     """
@@ -186,7 +186,7 @@ def classes_of_all(
 
 
 def classes_of_path(path: str) -> frozenset[str]:
-    """Return the classes that the name alone implies. `path` is relative to the project; a path outside it is absolute."""
+    """Return the protected classes that follow from a path alone. The path is relative to the project, or absolute if it lies outside."""
     parts = components(path.lstrip("/"))
     last = parts[-1]
     if ".git" in parts:
@@ -203,10 +203,10 @@ def classes_of_path(path: str) -> frozenset[str]:
 
 
 def lends_power(change: Change) -> bool:
-    """Return whether the new entry runs with more rights than its caller's, or is a directory with special mode bits.
+    """Return whether the new entry has a set-id bit, a sticky bit or a file capability.
 
-    A directory's set-group-id bit is ignored: it only selects the group of new files, and is inherited from the directory above, not set by
-    the guest.
+    For a directory only added bits count. Its set-group-id bit never counts: the bit only selects the group of new files, and is inherited
+    from the directory above, not set by the guest.
     """
     node = change.after
     if node is None or node.type not in (EntryType.FILE, EntryType.DIRECTORY):
@@ -218,7 +218,7 @@ def lends_power(change: Change) -> bool:
 
 
 def leaves(path: str, target: str, project: str, links: Links) -> bool:
-    """Return whether a link at an absolute path leads out of the project, on the way or in the end. Doubt counts as leaving."""
+    """Return whether a link at `path` with this target leads out of the project at any step. Too many links in a row count as leaving."""
     inside = [part for part in posixpath.dirname(path)[len(project.rstrip("/")) :].split("/") if part]
     todo = _steps(target, project, inside)
     followed = 0
@@ -244,7 +244,7 @@ def leaves(path: str, target: str, project: str, links: Links) -> bool:
 def _steps(target: str, project: str, inside: list[str]) -> list[str] | None:
     """Return the names in a link's target, last first; None for an absolute target outside the project.
 
-    For an absolute target inside the project, clear `inside`: the names start at the root of the project.
+    An absolute target inside the project also clears `inside`, because its names start at the root of the project.
     """
     if target.startswith("/"):
         if not contains(project, target):
@@ -255,7 +255,7 @@ def _steps(target: str, project: str, inside: list[str]) -> list[str] | None:
 
 
 def _goes(change: Change) -> bool:
-    """Return whether a real directory, with everything in it, would be removed or replaced."""
+    """Return whether the change would remove or replace a real directory with everything in it."""
     before, after = change.before, change.after
     return before is not None and before.type is EntryType.DIRECTORY and (after is None or after.type is not before.type)
 
@@ -273,7 +273,7 @@ def _below(path: str, project: str) -> str:
 
 
 def _collisions(changes: ChangeSet, names: Names) -> set[str]:
-    """Return the added entries whose name may be confused with another name in the same directory, whether existing or added too."""
+    """Return the added paths whose name may be confused with another name in the same directory, existing or added."""
     gone = {change.path for change in changes if change.after is None}
     spelt: dict[str, dict[str, str]] = {}
     collisions: set[str] = set()
@@ -289,7 +289,7 @@ def _collisions(changes: ChangeSet, names: Names) -> set[str]:
 
 
 def _bare_repositories(changes: ChangeSet) -> set[str]:
-    """Return directories not called .git that git would take for a repository. Git runs the programs that its configuration names."""
+    """Return directories not called .git that git would take for a bare repository, and whose configured programs git would run."""
     there = {change.path for change in changes if change.after is not None}
     heads = (posixpath.dirname(path) for path in there if posixpath.basename(path) == "HEAD")
     return {top for top in heads if f"{top}/objects" in there and f"{top}/refs" in there}

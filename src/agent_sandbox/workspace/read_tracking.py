@@ -1,4 +1,4 @@
-"""The files of a project that a run opened. An agent's decision may rest on a file that has drifted since.
+"""Record which files of a project a run opened. An agent's decision may rest on a file that has changed since.
 
 `kernel.notify` reports the opened files, as root only. Only opening a file is reported: not reading its status, not listing a directory,
 and not looking up a name that does not exist. A program that only looked whether a file exists, or at its size, leaves no trace here.
@@ -23,7 +23,7 @@ _MOST_PATHS = 1_000_000
 
 @dataclass(frozen=True)
 class Reads:
-    """Absolute paths of opened files. When `complete` is False, some opened files are missing here: any file may have been read."""
+    """Absolute paths of opened files. If `complete` is False, some are missing, so any other file may have been opened too."""
 
     paths: frozenset[str]
     complete: bool = True
@@ -41,14 +41,14 @@ class Reads:
 
 
 def write(directory: str, run: str, reads: Reads) -> None:
-    """Store the reads of a run as `<directory>/<run>`, completely or not at all. Raises OSError."""
+    """Store the opened files of a run as `<directory>/<run>`, completely or not at all. Raises OSError."""
     os.makedirs(directory, mode=0o700, exist_ok=True)
     content = b"\0".join([_WHOLE if reads.complete else _PART, *sorted(map(os.fsencode, reads.paths)), b""])
     write_atomically(os.path.join(directory, run), content, sync=False)
 
 
 def recall(directory: str) -> Reads | None:
-    """Return the reads of all watched runs; None when no run was watched. A damaged list counts as incomplete."""
+    """Return the files that any watched run opened; None if no run was watched. A damaged list counts as incomplete."""
     total: Reads | None = None
     try:
         names = sorted(os.listdir(directory))
@@ -68,11 +68,11 @@ class ReadWatch:
     """A context manager that records the files a guest opens.
 
     Begin it when the guest is confined and waits for its program; end it when the guest has ended. `init` is a process in the guest's mount
-    namespace; the project is found below its root, as the guest sees it.
+    namespace; the project is found below the root of that process, as the guest sees it.
     """
 
     def __init__(self, init: int, project: str) -> None:
-        """Start watching. Raises `WorkspaceError` where that is not possible."""
+        """Start watching. Raises `WorkspaceError` if that is not possible."""
         self._project = project
         try:
             self._group = notify.watch_opens(f"/proc/{init}/root{project}")
@@ -119,10 +119,10 @@ class ReadWatch:
 
 
 class ReadTracker:
-    """The read tracker of one run. Between `begin` and `end` a thread takes the kernel's reports."""
+    """Records the files that one run opens. Between `begin` and `end` a thread takes the kernel's reports."""
 
     def __init__(self, state: SandboxState | None, run: int) -> None:
-        """`run` is the number of the run. Raises `PolicyError` for a throw-away sandbox."""
+        """`run` is the number of the run. Raises `PolicyError` if `state` is None, as for a throw-away sandbox."""
         if state is None:
             raise PolicyError("what a throw-away run reads is not kept", hint="leave out --watch-reads, or --throw-away")
         self._state, self._run = state, run

@@ -94,7 +94,10 @@ class Reality:
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """The fingerprint of one entry. `digest` is the hexadecimal digest of a regular file's content; empty if it was not read."""
+    """The metadata, inode and times of an entry at the time when it was seen.
+
+    `digest` is the hexadecimal digest of a regular file's content; empty if the content was not read.
+    """
 
     node: Node
     device: int
@@ -111,14 +114,14 @@ class Fingerprint:
         values["ctime_ns"], values["looked_ns"], values["digest"] = ctime_ns, looked_ns, digest
 
     def untouched(self, status: os.stat_result) -> bool:
-        """Return whether times alone prove that this is the same, unchanged inode. False proves nothing."""
+        """Return whether the times alone prove that `status` is of the same, unchanged inode. A False result proves nothing."""
         same = (self.device, self.inode, self.ctime_ns) == (status.st_dev, status.st_ino, status.st_ctime_ns)
         return same and self.ctime_ns + SETTLED_NS < self.looked_ns
 
 
 @dataclass(frozen=True)
 class Base:
-    """The fingerprint of a path when a layer first covered it. `seen` is None when nothing was there.
+    """The real entry at a path when a layer first covered the path. `seen` is None when nothing was there.
 
     `known` is False when reality had changed before it could be captured: a merge then has no base, and says so. `kept` is the place of the
     content in the store, empty if it was not stored. `listed` says of a directory that everything real below it has a base, too.
@@ -171,7 +174,7 @@ def digest_of_open(fd: int) -> str:
 
 
 def alike(one: Fingerprint | None, other: Fingerprint | None) -> bool:
-    """Return whether both have the same type, content, mode, owner and attributes, on any inode.
+    """Return whether two fingerprints show the same type, content, mode, owner and attributes. The inodes may differ.
 
     Files whose content was not read count as different, unless both are the same inode with the same, old enough change time.
     """

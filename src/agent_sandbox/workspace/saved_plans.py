@@ -34,7 +34,7 @@ _SHORTEST_PREFIX = 4
 
 
 class PlanState(SandboxState):
-    """The layers of a plan: a sandbox in its own directory, never in an image.
+    """The stored state of a plan: a sandbox in its own directory, never in an image.
 
     An image would reserve disk space at once, which is only worth it for sandboxes that stay.
     """
@@ -46,15 +46,15 @@ class PlanState(SandboxState):
 
     @property
     def promotions(self) -> str:
-        """A directory that stays empty: the project's sandbox promotes the changes of a plan."""
+        """A directory that stays empty: the changes of a plan are promoted in the name of the project's sandbox."""
         return os.path.join(self.path, "promotions")
 
     def lock(self, *, wait: bool = False, command: str = "") -> AbstractContextManager[None]:
-        """Hold this plan for the duration of a block, as for a sandbox; the lock file is removed with the plan."""
+        """Hold the lock on this plan for the duration of a block. The lock file is removed together with the plan."""
         return hold(os.path.join(self.path, "lock"), Holder(os.getpid(), command, self.store.clock()), wait=wait, what="this plan")
 
     def prepare(self, limit_bytes: int | None = None) -> PreparedSandbox:
-        """Create missing files as for a sandbox, without the note about a missing image: a plan never has an image."""
+        """Create missing files, as for a sandbox. The note about a missing image is left out, because a plan never has an image."""
         return replace(super().prepare(limit_bytes), notes=())
 
     def _make_layers(self, present: object, limit_bytes: int | None) -> tuple[str, ...]:
@@ -71,19 +71,19 @@ class SavedPlan:
     digest: str
 
     def begin(self) -> None:
-        """Mark the plan as begun. It cannot be carried out again, even after a power failure."""
+        """Record that the plan is being carried out. It cannot be carried out again, even after a power failure."""
         with explained("note that the plan is being carried out"):
             write_atomically(os.path.join(self.state.path, _BEGUN), "")
 
     def recall(self) -> None:
-        """Remove the mark of `begin`: nothing was carried out, so the plan may be carried out later."""
+        """Remove the record of `begin`, because nothing was carried out. The plan can be used later."""
         with explained("note that the plan was not carried out"):
             os.unlink(os.path.join(self.state.path, _BEGUN))
             sync_directory(self.state.path)
 
 
 class Plans:
-    """The plans in a state directory."""
+    """The saved plans in a state directory."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -91,7 +91,7 @@ class Plans:
 
     @contextmanager
     def making(self, project: str) -> Iterator[PlanState]:
-        """Make a place for the layers of a simulation, after a sweep. If `keep` is not called, the block's end removes the place."""
+        """Yield a new place for the layers of a simulation. It is removed at the end of the block, unless `keep` was called."""
         state = PlanState(self._store, project, secrets.token_hex(8))
         with ExitStack() as ends:
             with self._alone():
@@ -107,7 +107,7 @@ class Plans:
                     self._remove([name] if (name := self._move_aside(state.id)) else [])
 
     def keep(self, state: PlanState, text: str) -> None:
-        """Save a plan that is being made, completely or not at all. Raises `WorkspaceError` when it is too large."""
+        """Save a plan inside the block of `making`, completely or not at all. Raises `WorkspaceError` if the plan is too large."""
         size = _size_of(state.layers)
         if len(text) > _LARGEST_TEXT or size > MOST_BYTES:
             raise WorkspaceError("it changes too much for its plan to be kept", hint="carry it out in portions: run it, then promote")
@@ -119,7 +119,7 @@ class Plans:
     def opened(self, prefix: str) -> Iterator[SavedPlan]:
         """Open the plan whose digest starts with `prefix`, locked for the duration of the block.
 
-        Raises `PolicyError` when there is none, when it has begun to be carried out, and when its text does not match its digest.
+        Raises `PolicyError` if there is no such plan, if the plan was already carried out, or if its text does not match its digest.
         """
         with ExitStack() as ends:
             with self._alone():
@@ -136,7 +136,7 @@ class Plans:
             self._remove([name])
 
     def all(self) -> tuple[tuple[str, str], ...]:
-        """Return digest and text of each usable plan, newest first. Sweeps first."""
+        """Return digest and text of each usable plan, newest first. Expired plans are removed before."""
         self.sweep()
         plans: list[tuple[str, str]] = []
         for _, name, digest in sorted(self._all(), reverse=True):
@@ -145,7 +145,7 @@ class Plans:
         return tuple(plans)
 
     def sweep(self) -> None:
-        """Remove expired and incomplete plans. Creates nothing where there are no plans."""
+        """Remove expired and incomplete plans."""
         if os.path.isdir(self._path):
             with self._alone():
                 swept = self._put_aside()
@@ -179,7 +179,7 @@ class Plans:
             return []
 
     def _alone(self) -> AbstractContextManager[None]:
-        """Hold the lock against other processes that make, sweep or open plans. It is only held briefly."""
+        """Lock the plans briefly against other processes that make, sweep or open plans."""
         with explained(f"use {self._path!r}"):
             os.makedirs(self._path, mode=0o700, exist_ok=True)
         return hold(os.path.join(self._path, ".lock"), Holder(os.getpid(), "plans", self._store.clock()), wait=True, what="the plans")
@@ -189,7 +189,10 @@ class Plans:
         return hold(os.path.join(state.path, _HELD), holder, wait=False, what="this plan")
 
     def _put_aside(self, room_for: int = 0) -> list[str]:
-        """Move incomplete, expired and excess plans to the trash, except for locked ones. Returns their names in the trash."""
+        """Move incomplete, expired and excess plans to the trash, except for locked ones. Return their names in the trash.
+
+        `room_for` is the number of new plans to make room for.
+        """
         now = self._store.clock()
         plans = sorted(self._all(), reverse=True)
         known = {name: when for when, name, _ in plans}
@@ -227,7 +230,7 @@ class Plans:
 
 
 def _text_in(path: str) -> str | None:
-    """Return the digest of the plan in a directory; None when it holds no plan."""
+    """Return the digest of the plan text in a directory, which is part of its file name; None if the directory holds no plan."""
     try:
         return next((name.removeprefix(_TEXT) for name in os.listdir(path) if name.startswith(_TEXT) and not name.endswith(".new")), None)
     except (FileNotFoundError, NotADirectoryError):
@@ -254,7 +257,7 @@ def _noted_size(path: str) -> int:
 
 
 def _size_of(path: str) -> int:
-    """Return the disk usage of a tree; more than the maximum when it cannot be walked completely."""
+    """Return the disk usage of a tree. If the tree cannot be walked completely, return more than the maximum of a plan."""
     try:
         top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -56,7 +56,7 @@ _WITHOUT_IMAGE = "this sandbox is kept in a directory, not in an image: its disk
 
 @dataclass(frozen=True)
 class Store:
-    """An open state directory. `leftovers` lists, in words for a person, trees that an earlier removal could not remove."""
+    """An open state directory. `leftovers` describes, for a person, trees that an earlier removal left behind."""
 
     path: str
     clock: Callable[[], float] = time.time
@@ -79,7 +79,7 @@ class Store:
         return cls(path, clock, cls(path, clock).sweep())
 
     def sandbox_for(self, project: str) -> SandboxState:
-        """Return the current sandbox of a project directory, given by its canonical path. Creates nothing yet."""
+        """Return the current sandbox of a project directory, given by its canonical path. Nothing is created yet."""
         if not project.startswith("/"):
             raise PolicyError(f"not an absolute path: {project!r}")
         inside = os.path.realpath(self.path)
@@ -88,7 +88,7 @@ class Store:
         return SandboxState(self, project, sandbox_id(project))
 
     def sweep(self) -> tuple[str, ...]:
-        """Empty the trash. Returns the leftovers and their reasons; they never prevent a start."""
+        """Empty the trash. Return descriptions of trees that could not be removed; they never prevent a start."""
         leftovers: list[str] = []
         with explained(f"sweep {self.path!r}"):
             trash = os.open(os.path.join(self.path, "trash"), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -105,7 +105,7 @@ class Store:
 
 @dataclass(frozen=True)
 class PreparedSandbox:
-    """The present state of a sandbox, for a run. `notes` name repairs and weaker guarantees, in words for a person."""
+    """The state of a sandbox before a run. `notes` describe repairs and weaker guarantees, for a person."""
 
     present: Present
     notes: tuple[str, ...] = ()
@@ -126,22 +126,22 @@ class SandboxState:
 
     @property
     def layers(self) -> str:
-        """The directory of its layers, if they are in a directory."""
+        """The directory of the layers, if they are not in an image."""
         return os.path.join(self.path, "layers")
 
     @property
     def image(self) -> str:
-        """The image of its layers, if they are in an image."""
+        """The image file of the layers, if they are in an image."""
         return os.path.join(self.path, "image")
 
     @property
     def stacking(self) -> bool:
-        """Whether its layers are in an image, where generations can be stacked."""
+        """Whether the layers are in an image, where generations can be stacked."""
         return os.path.exists(self.image)
 
     @property
     def bases(self) -> str:
-        """The directory of the originals that its layers covered. It is outside the layers: a full sandbox cannot prevent the capture."""
+        """The directory of originals, the real entries that the layers cover. It does not count towards the sandbox's disk limit."""
         return os.path.join(self.path, "bases")
 
     @property
@@ -151,21 +151,21 @@ class SandboxState:
 
     @property
     def reads(self) -> str:
-        """The directory with the reads of watched runs."""
+        """The directory with the lists of files that watched runs opened."""
         return os.path.join(self.path, "reads")
 
     @property
     def promotions(self) -> str:
-        """The directory of promotions to its project. It is outside the sandbox's: promotions outlive a reset, so they can be undone."""
+        """The directory of promotions to the project. It outlives a reset of the sandbox, so that promotions can still be undone."""
         return os.path.join(self.store.path, "promotions", self.id)
 
     @property
     def exists(self) -> bool:
-        """Whether there is anything to show or to reset."""
+        """Whether the sandbox has any stored state."""
         return self.stacking or os.path.isdir(self.layers)
 
     def lock(self, *, wait: bool = False, command: str = "") -> AbstractContextManager[None]:
-        """Hold this sandbox for the duration of a block. A refused process is shown `command`; see `hold`."""
+        """Hold the lock on this sandbox for the duration of a block. A process that is refused the lock sees `command`; see `hold`."""
         holder = Holder(os.getpid(), command, self.store.clock())
         return hold(os.path.join(self.store.path, "locks", self.id), holder, wait=wait)
 
@@ -213,14 +213,14 @@ class SandboxState:
         return ()
 
     def history(self) -> History:
-        """Return its history; a new one when nothing has run in it. Raises `WorkspaceError` when it is damaged or lost."""
+        """Return the history; a new one if nothing has run in the sandbox. Raises `WorkspaceError` if the history is damaged or lost."""
         history = history_file.load(self.path)
         if history is None and self.exists:
             raise history_file.damaged(self.path, "is gone, and its layers are there")
         return history or History()
 
     def _description(self) -> str:
-        """Return the beginning of `meta.json`, up to the creation time, the only part not known beforehand."""
+        """Return the text of `meta.json` up to the creation time, which is the only part not known beforehand."""
         # The path is also stored in hexadecimal: JSON cannot hold names that are not UTF-8.
         raw = os.fsencode(self.project)
         known = {"format": FORMAT, "project": raw.decode(errors="replace"), "project_hex": raw.hex()}
@@ -297,7 +297,7 @@ def _remove(trash: int, name: str) -> None:
 
 
 def sandbox_id(project: str) -> str:
-    """Return a file name for a project that a person recognises and that no other path shares."""
+    """Return a file name for a project. A person recognises it, and no other project has the same."""
     slug = "-".join("".join(each if each in _PLAIN else " " for each in os.path.basename(project)).split()).strip("-.")[:40]
     return f"{slug or 'root'}-{sha256(os.fsencode(project)).hexdigest()[:16]}"
 
@@ -340,7 +340,7 @@ def _check_format(path: str) -> None:
 
 @dataclass(frozen=True)
 class Holder:
-    """The holder of a sandbox: its process, its command, and since when (seconds since the epoch)."""
+    """The holder of a lock: process id, command, and since when (seconds since the epoch)."""
 
     pid: int
     command: str
@@ -353,9 +353,9 @@ class Holder:
 
 @contextmanager
 def hold(path: str, holder: Holder, *, wait: bool, what: str = "this sandbox") -> Iterator[None]:
-    """Hold the lock at `path` for the duration of the block. Without `wait`, raises `Busy`, naming the holder, if it is held.
+    """Hold the lock at `path` for the duration of the block. If another process holds it, wait, or without `wait` raise `Busy`.
 
-    The descriptor is closed on exec. A child forked without exec has to close it, or it keeps the lock.
+    `Busy` names the holder. The descriptor is closed on exec. A child forked without exec has to close it, or it keeps the lock.
     """
     with explained(f"open the lock {path!r}"):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -377,7 +377,7 @@ def hold(path: str, holder: Holder, *, wait: bool, what: str = "this sandbox") -
 
 
 def _holder(descriptor: int) -> Holder | None:
-    """Read the holder from the file; None if that process is dead. For a moment, the file may still name the previous holder."""
+    """Read the holder from a lock file; None if that process is dead. For a moment, the file may still name the previous holder."""
     from json import loads  # imported here: needed only when the lock is refused
 
     try:

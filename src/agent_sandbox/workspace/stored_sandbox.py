@@ -40,7 +40,7 @@ _PART_OF_A_TICK = 0.0005  # seconds
 
 @dataclass(frozen=True)
 class ForRun:
-    """The layers for one run. `growth` enlarges their image while it runs; None without an image."""
+    """The layers for one run. `growth` enlarges the image of the layers during the run; None without an image."""
 
     layers: InImage | OnDisk
     present: Present
@@ -52,14 +52,14 @@ class ForRun:
 
 @dataclass(frozen=True)
 class Rollback:
-    """A finished rollback: the snapshot that is the state now (`to`), and the snapshot of the previous state, None if nothing had run."""
+    """A finished rollback to the snapshot `to`. `kept` is the automatic snapshot of the state before; None if nothing had run."""
 
     to: Snapshot
     kept: Snapshot | None = None
 
 
 class Stored:
-    """The stored sandbox of a project. It need not exist: then there are no changes and no snapshots."""
+    """The stored sandbox of a project. If none exists yet, there are no changes and no snapshots."""
 
     def __init__(self, state: SandboxState) -> None:
         self.state = state
@@ -75,7 +75,7 @@ class Stored:
             yield ends.enter_context(stacked(top, layers if top >= 0 else (), userxattr=_userxattr(), owner_shift=_owner_shift()))
 
     def changes(self, policy: Policy) -> ChangeSet:
-        """Return the changes that it would make on the machine. While nothing runs in it, they are cached."""
+        """Return the changes that the sandbox would make on the machine. They are cached while nothing runs in the sandbox."""
         from agent_sandbox.workspace.layers import readback
 
         masks = [mask.path for mask in policy.files.masks]
@@ -91,11 +91,11 @@ class Stored:
         return changes
 
     def changes_in(self, stack: Stack, policy: Policy) -> ChangeSet:
-        """Return the changes in layers that are open already, uncached."""
+        """Return the changes in layers that are already open. They are not cached."""
         return changes_of(stack, policy, self.bases(stack))
 
     def bases(self, stack: Stack | None = None) -> Recalled:
-        """Return the originals that its layers cover; with `stack`, those of layers that are open already."""
+        """Return the originals of the paths that the layers cover. `stack` are these layers, if they are already open."""
         from agent_sandbox.workspace.originals.files import recall
 
         return recall(self.state.bases, (self.state.history().layers if stack is None else stack.numbers)[::-1])
@@ -107,7 +107,7 @@ class Stored:
         return open_content(self.state.bases, base)
 
     def drift(self, changes: ChangeSet, masks: Collection[str] = ()) -> DriftReport:
-        """Return the drift of its project since the clone. `changes` are the sandbox's own. Raises OSError when the project is gone."""
+        """Return the drift of the project since the clone. `changes` are the sandbox's own. Raises OSError if the project is gone."""
         from agent_sandbox.workspace import clone_inventory, read_tracking
         from agent_sandbox.workspace.drift import judge, look_for_drift, with_judged
         from agent_sandbox.workspace.promotion.inspect import look_at
@@ -120,7 +120,7 @@ class Stored:
         return with_judged(drift, judge(inside, bases, look_at(self.state.project, inside)))
 
     def remember_names(self, masks: Collection[str], cloned_ns: int | None = None) -> None:
-        """Make the inventory of its project, as of the moment of the clone, by default now. Takes a second for a million entries."""
+        """Make the inventory of the project. `cloned_ns` is the time of the clone, by default now. Takes a second for a million entries."""
         from agent_sandbox.workspace.clone_inventory import remember
 
         with suppress(OSError):  # without an inventory, drift reports that it cannot find removed entries
@@ -128,15 +128,15 @@ class Stored:
 
     @property
     def names_are_known(self) -> bool:
-        """Whether there is an inventory of its project."""
+        """Whether there is an inventory of the project."""
         return os.path.exists(self.state.names)
 
     def snapshots(self) -> History:
-        """Return its history: the snapshots and the present state."""
+        """Return the history of the sandbox: the snapshots and the present state."""
         return self.state.history()
 
     def snapshot(self, label: str = "") -> Snapshot:
-        """Take a snapshot of the present state. In an image its cost does not depend on the size; in a directory it is a copy."""
+        """Take a snapshot of the present state. In an image the cost does not depend on the size; in a directory everything is copied."""
         with self.state.lock(command="snapshot"):
             self.state.prepare(LEAST_CAPACITY)
             move = history.take(self.state.history(), label, now=self._now(), stacking=self.state.stacking)
@@ -157,7 +157,7 @@ class Stored:
             return Rollback(target, move.snapshot)
 
     def forget(self, which: str | int) -> Snapshot:
-        """Delete a snapshot and the layers that only it needs. The present state stays. Raises `PolicyError` as `rollback` does."""
+        """Delete a snapshot, and the layers that no other state needs. Raises `PolicyError` as `rollback` does."""
         with self.state.lock(command="forget"):
             before = self.state.history()
             target = history.find(before, which)
@@ -168,7 +168,7 @@ class Stored:
             return target
 
     def drop(self, paths: Collection[str], label: str, masks: Collection[str] = (), *, places: Collection[str] = ()) -> Snapshot | None:
-        """Drop promoted paths from its layers, so that the machine's entries show there. Return the snapshot of the layers before.
+        """Drop promoted paths from the layers, so that the sandbox sees the real entries there. Return a snapshot of the layers before.
 
         `places` are promoted directories that stay in the layers, because other changes lie in them. Call it with the lock held.
         """
@@ -185,14 +185,14 @@ class Stored:
         return move.snapshot
 
     def _clone_anew(self, masks: Collection[str], changed: float) -> None:
-        """Renew the clone time and the inventory. Waits first, so that our own writes before `changed` are older than the new clone."""
+        """Set the clone time to now and renew the inventory. Waits until writes made before `changed` are older than the new clone."""
         time.sleep(max(0.0, TICK_NS / 1e9 - (time.monotonic() - changed)))
         self.remember_names(masks)
 
     def restore(self, label: str, masks: Collection[str] = ()) -> Snapshot | None:
-        """Make the automatic snapshot of this label the present state again. Call it with the lock held.
+        """Make the automatic snapshot with this label the present state again. Call it with the lock held.
 
-        Returns None, and changes nothing, if something has run since the snapshot was taken.
+        Returns None, and changes nothing, if there is no such snapshot or if something has run since it was taken.
         """
         began = time.monotonic()
         before = self.state.history()
@@ -204,7 +204,7 @@ class Stored:
         return matches[-1]
 
     def copy_to(self, other: SandboxState, limit_bytes: int | None) -> None:
-        """Copy its present state into another, new sandbox of the same project. Call it with the lock of this sandbox held."""
+        """Copy the present state into another, new sandbox of the same project. Call it with the lock of this sandbox held."""
         from shutil import copyfile
 
         from agent_sandbox.workspace.layers.squash import squash
@@ -229,7 +229,7 @@ class Stored:
         history.save(other.path, history.History(active=into, used=True, next=into + 1))
 
     def for_run(self, limit_bytes: int | None, until_the_end: ExitStack, asked_ns: int | None = None) -> ForRun:
-        """Prepare its layers for a run with this disk limit. Call it with the lock held. The exit stack closes the image after the run.
+        """Prepare the layers for a run with this disk limit. Call it with the lock held. The exit stack closes the image after the run.
 
         `asked_ns` is when the run was asked for, by `file_clock_ns`; now if None. Files written before that are older than the run.
         """
@@ -257,9 +257,10 @@ class Stored:
         return ForRun(layers, present, notes, Growth(image, limit_bytes), since, now)
 
     def after_run(self, top: int, run: ForRun, masks: Collection[str]) -> None:
-        """Capture the originals that the run first covered, and remove unreferenced generations. Call it when nothing writes any more.
+        """Capture the originals of paths that the run was the first to change, and remove unreferenced generations.
 
-        `top` is the directory of generations. After a `WorkspaceError` or OSError, the next run does it.
+        Call it when nothing writes any more. `top` is the directory of generations. After a `WorkspaceError` or OSError, the next run does
+        the rest.
         """
         generation = run.present.active
         uppers = _written(top, generation)
@@ -284,7 +285,7 @@ class Stored:
         self._tidy_for_a_moment(top, run.present)
 
     def _tidy_for_a_moment(self, top: int, present: Present) -> None:
-        """Remove unreferenced generations for a moment. Usually there are none, and nothing is loaded."""
+        """Remove unreferenced generations within a short time limit. Usually there are none, and no further module is loaded."""
         known = {str(number) for number in (present.active, *present.chain, *present.others)}
         names = os.listdir(top)
         waiting = os.listdir(f"/proc/self/fd/{top}/{TRASH}") if TRASH in names else []
@@ -292,7 +293,7 @@ class Stored:
             self._tidy(top, self.state.history(), until=time.monotonic() + TIDYING_SECONDS)
 
     def _tidy(self, top: int, after: History, *, until: float = math.inf) -> None:
-        """Remove unreferenced bases and generations."""
+        """Remove the generations that the history `after` does not refer to, and their bases."""
         from agent_sandbox.workspace.layers.stack import tidy
         from agent_sandbox.workspace.originals.files import forget
 
@@ -325,7 +326,7 @@ class Stored:
         return Present.of(after)
 
     def _shorten(self) -> Present:
-        """Squash a long chain into one generation, by hard links: the generations of snapshots share its files."""
+        """Squash a long chain of generations into one. Files are hard links, because snapshots still need the old generations."""
         before = self.state.history()
         after, generation = history.squashed(before)
         with self._top() as top:
@@ -335,7 +336,10 @@ class Stored:
     def _squash(
         self, top: int, numbers: tuple[int, ...], into: int, *, without: Collection[str] = (), places: Collection[str] = ()
     ) -> None:
-        """Merge these generations, uppermost first, and their bases into a new generation. The bases of `places` are captured again."""
+        """Merge these generations, uppermost first, and their bases into the new generation `into`, leaving out the paths `without`.
+
+        The bases of `places` are taken from the present real entries.
+        """
         from agent_sandbox.workspace.layers.squash import squash
         from agent_sandbox.workspace.layers.stack import new_generation, stacked
         from agent_sandbox.workspace.originals.capture import bases_now
@@ -351,7 +355,7 @@ class Stored:
 
 
 def _written(top: int, generation: int) -> list[tuple[str, int]]:
-    """Return the targets for which a generation holds anything, with descriptors of their upper directories."""
+    """Return the overlay targets for which a generation holds anything, with descriptors of their upper directories."""
     uppers: list[tuple[str, int]] = []
     try:
         here = os.open(str(generation), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=top)
@@ -371,7 +375,7 @@ def _written(top: int, generation: int) -> list[tuple[str, int]]:
 
 
 def stack_in(layers: int) -> Stack:
-    """Return the stack of a single generation, given as a descriptor."""
+    """Return the stack of a single generation. `layers` is a descriptor of the generation's directory."""
     from agent_sandbox.workspace.layers.stack import Stack  # only when changes are asked for
 
     return Stack.of([layers], userxattr=_userxattr(), owner_shift=_owner_shift())
@@ -395,7 +399,7 @@ def _owner_shift() -> int:
 
 
 def unseen(top: int, generations: Iterable[int], shown: Collection[str]) -> tuple[str, ...]:
-    """Return the trees that have changes in these generations and that a view of the trees `shown` would not show. Raises OSError."""
+    """Return the trees with changes that a view of the trees `shown` would hide. Only these generations count. Raises OSError."""
     hidden: set[str] = set()
     for generation in generations:
         with suppress(FileNotFoundError):
@@ -410,7 +414,10 @@ def unseen(top: int, generations: Iterable[int], shown: Collection[str]) -> tupl
 
 
 def _parts(generation: int, target: str, shown: Collection[str]) -> list[str]:
-    """Return the parts of a tree that hold changes: itself if a shown tree contains it, else the shown trees inside it."""
+    """Return the trees in which a generation's layer over `target` holds changes that a view of the trees `shown` would hide.
+
+    These are `target` itself if a shown tree contains it, else the shown trees inside it.
+    """
     upper = f"{quote_target(target)}/upper"
     if any(contains(tree, target) for tree in shown):
         return [target] if _holds(generation, upper) else []
@@ -419,7 +426,7 @@ def _parts(generation: int, target: str, shown: Collection[str]) -> list[str]:
 
 
 def _holds(generation: int, path: str) -> bool:
-    """Return whether a layer has anything in a directory."""
+    """Return whether a generation has anything at a path: entries in a directory, or something else in its place."""
     from agent_sandbox.workspace import beneath  # slow to load, and nearly all runs of a sandbox are under the same rules
 
     try:

@@ -1,1 +1,1 @@
-"""Approvals: the question, the inbox in which it waits, the approvers, and answers that are valid for exactly one question."""
+"""Approvals: the question, the inbox in which it waits, the approvers, and answers, each valid for one question only."""

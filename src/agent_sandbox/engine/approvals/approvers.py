@@ -1,4 +1,7 @@
-"""Approvers: capability tokens answer first, then a person at the inbox. The question is exactly the action that was judged."""
+"""Approvers answer for a policy that asks: first the capability tokens of a sandbox, then a person at the inbox.
+
+The question holds exactly the action that was judged.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ class InboxApprover:
         self._needs = ", ".join(needs)
 
     def ask(self, action: Action, verdict: Ask, deadline: float) -> Granted | Refused:
-        """Return the answer to exactly this action."""
+        """Ask a person about exactly this action, and return the answer."""
         question = Question(
             action=canonical_form(action),
             policy=self._policy,
@@ -54,12 +57,12 @@ class InboxApprover:
         return self._inbox.ask(question)
 
     def end(self) -> None:
-        """Revoke the approvals that were given for this run, which is over."""
+        """Revoke the approvals that were given for this run. Called when the run is over."""
         self._inbox.end_run(self._run)
 
 
 class CapabilityApprover:
-    """Answers with the capability tokens of one sandbox; passes other questions on to the next approver."""
+    """Approves the actions that capability tokens of one sandbox cover. Passes other questions on to the next approver."""
 
     def __init__(
         self,
@@ -70,7 +73,7 @@ class CapabilityApprover:
         otherwise: Approver | None = None,
         counts: Callable[[Word], bool] | None = None,
     ) -> None:
-        """`counts` returns whether an approval by this grantor counts. Without `counts`, the approval of every grantor counts."""
+        """`otherwise` is the next approver. `counts` returns whether a grantor's approval counts; without it, every grantor's does."""
         self._capabilities = capabilities
         self._tokens = tokens  # read anew for each question, so that tokens count that were added after this call
         self._sandbox = sandbox
@@ -79,7 +82,7 @@ class CapabilityApprover:
         self._marks: dict[str, Mark] = {}
 
     def ask(self, action: Action, verdict: Ask, deadline: float) -> Granted | Refused:
-        """Use the first token that covers this action. Raises OSError when the use cannot be counted."""
+        """Use the first token that covers this action; if none does, ask the next approver. Raises OSError if a use cannot be counted."""
         why = "no capability covers it"
         for token in tuple(self._tokens):
             check = self._capabilities.use(token, action, sandbox=self._sandbox, counts=self._counts)
@@ -92,7 +95,7 @@ class CapabilityApprover:
         return self._otherwise.ask(action, verdict, deadline) if self._otherwise is not None else Refused(why)
 
     def end(self) -> None:
-        """Remove the in-use marks of these capabilities: the run is over."""
+        """Remove the in-use marks of the capabilities, and end the next approver. Called when the run is over."""
         while self._marks:
             self._marks.popitem()[1].end()
         if self._otherwise is not None:
@@ -100,7 +103,7 @@ class CapabilityApprover:
 
 
 class Desk:
-    """The approver of one run of one sandbox under one policy."""
+    """The approver of one run of one sandbox under one policy: first its capabilities, then a person."""
 
     def __init__(
         self,
@@ -114,7 +117,7 @@ class Desk:
         clock: Callable[[], float],
         counts: Callable[[Word], bool] | None = None,
     ) -> None:
-        """`counts` returns whether a grantor's approval counts under this policy. Without `counts`, every grantor's approval counts."""
+        """`counts` returns whether a grantor's approval counts under this policy; without it, every grantor's does."""
         self._inbox = inbox
         self._capabilities = capabilities
         asks = policy.asks
@@ -123,13 +126,13 @@ class Desk:
         self._first = CapabilityApprover(capabilities, tokens, sandbox=sandbox, otherwise=person, counts=counts)
 
     def ask(self, action: Action, verdict: Ask, deadline: float) -> Granted | Refused:
-        """Return the answer to exactly this action."""
+        """Return the answer of the first approver that has one to exactly this action."""
         return self._first.ask(action, verdict, deadline)
 
     def end(self) -> None:
-        """Revoke the approvals of this run, which is over, and remove the in-use marks of its capabilities.
+        """Revoke the approvals of this run, and remove the in-use marks of its capabilities. Called when the run is over.
 
-        Also sweeps expired approvals and capabilities of processes that died.
+        Also removes expired approvals and capabilities that other processes left.
         """
         self._first.end()
         self._inbox.sweep()

@@ -39,7 +39,7 @@ _LARGEST = 16 << 20  # bytes of a question with its diff: listing a longer quest
 
 @dataclass(frozen=True)
 class Waiting:
-    """A waiting question: the name to answer it by, the text shown, its digest, and how often it was asked."""
+    """A waiting question: the name to answer it by, the text to show, its digest, how often it was asked, and its deadline."""
 
     name: str
     text: str
@@ -65,7 +65,10 @@ class Inbox:
         on_wait: Callable[[Waiting], None] | None = None,
         visiting: bool = False,
     ) -> None:
-        """`factor` returns whether a second factor is valid. `on_wait` is called with a question that begins to wait."""
+        """`approvers` are the users whose approvals count; None means all. `factor` returns whether a second factor is valid.
+
+        `on_wait` is called with a question that begins to wait. Set `visiting` to read the inbox of another user, where nothing is swept.
+        """
         self._waiting = os.path.join(directory, "waiting")
         self._standing = os.path.join(directory, "standing")
         self._key = key
@@ -107,7 +110,8 @@ class Inbox:
         return [waiting for _, waiting in sorted(found, key=lambda each: (each[0], each[1].name))]
 
     def answer(self, name: str, decision: Decision, *, digest: str, by: str, seconds: float = RUN_SECONDS, code: str | None = None) -> None:
-        """Answer a question. `digest` is the digest of the question that the person saw, so that nobody can swap it before the yes.
+        """Answer a question. `digest` is that of the question as the person saw it, so that nobody can swap the question before a yes.
+
         An approval for the whole run expires after `seconds`. `code` is a second factor. A no needs no second factor.
 
         The answer is recorded before it counts. Raises `PolicyError` if the question no longer waits, or has another digest now.
@@ -131,7 +135,7 @@ class Inbox:
             raise PolicyError("somebody else has already answered", hint="list what is waiting, and look again") from None
 
     def _check_needs(self, question: Question, code: str | None) -> None:
-        """Raise `PolicyError` at once for an approval that would not count."""
+        """Raise `PolicyError` if an approval by this user, with this second factor, would not count."""
         if ANOTHER_USER in question.needs and os.getuid() == question.asker:
             raise PolicyError("this needs the approval of another user than the asker", hint="as root: agent-sandbox approve --of USER")
         if self._approvers is not None and os.getuid() not in self._approvers:
@@ -144,7 +148,7 @@ class Inbox:
             raise PolicyError("this needs a second factor, and the code is not valid", hint="give a fresh code: --code 123456")
 
     def end_run(self, run: str) -> None:
-        """Revoke the approvals that were given for a run, and record that."""
+        """Revoke the approvals that were given for a run, and record that they ended."""
         for name in hex_names(self._standing, _DIGITS):
             place = os.path.join(self._standing, name)
             question = _question(place)
@@ -152,7 +156,7 @@ class Inbox:
                 self._take_back(place, question, "the run is over")
 
     def sweep(self) -> None:
-        """Revoke expired approvals, and remove questions whose askers are gone."""
+        """Revoke expired approvals, and remove expired and damaged questions."""
         for name in hex_names(self._standing, _DIGITS):
             place = os.path.join(self._standing, name)
             if (question := _question(place)) is not None and self._valid(place, question) is None:
@@ -170,7 +174,7 @@ class Inbox:
                     _clear(place)
 
     def _put(self, question: Question) -> Question | Refused:
-        """Write the question, unless the same question waits already. Return the question that waits."""
+        """Write the question, unless the same question waits already. Return the waiting question, or a refusal if too many wait."""
         with self._alone():  # two processes that ask the same question at once must see one another
             waiting = [each for place in self._places() if (each := self._open_question(place)) is not None]
             for each in waiting:
@@ -193,7 +197,7 @@ class Inbox:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Hold the lock, so that no other process writes or sweeps."""
+        """Hold the inbox's lock for a block, so that no other process writes or sweeps questions."""
         make_private(self._waiting)
         lock = os.open(os.path.join(self._waiting, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
@@ -206,7 +210,10 @@ class Inbox:
         return os.path.join(self._waiting, question.digest())
 
     def _open_question(self, place: str) -> Question | None:
-        """Return the question in this directory; None if it is answered or expired, or if its digest is not the name of the directory."""
+        """Return the question in this directory if it can still be answered; otherwise None.
+
+        A question cannot be answered if it has an answer or is expired, or if the directory is not named by its digest.
+        """
         question = _question(place)
         if question is None or self._place(question) != place or not self._clock() < question.until:
             return None
@@ -216,7 +223,7 @@ class Inbox:
         return [os.path.join(self._waiting, name) for name in hex_names(self._waiting, _DIGITS)]
 
     def _awaited(self, question: Question) -> Granted | Refused | None:
-        """Wait for the answer, and return it; None if no answer came in time, or if another asker of the same question used the answer."""
+        """Wait for the answer, and return it; None if no answer came in time, or if another asker of the same question used it."""
         place = self._place(question)
         while self._clock() < question.until:
             if os.path.exists(os.path.join(place, _ANSWER)):
@@ -264,7 +271,7 @@ class Inbox:
     def _valid(self, place: str, question: Question, *, refusals: bool = False) -> tuple[Answer, Word] | None:
         """Return the answer in this place if it is valid: sealed, in time, to this question, and by a person whose approval counts.
 
-        An approval for the whole run is compared with the question that it was given to, which must be of the same group as this one.
+        A no is returned only with `refusals`. An approval for the whole run may be the answer to an earlier question of the same group.
         """
         try:
             descriptor = _opened(os.path.join(place, _ANSWER))
@@ -287,7 +294,7 @@ class Inbox:
         return (answer, word) if stands and earlier is not None and earlier.group() == question.group() else None
 
     def _counts(self, answer: Answer, word: Word, question: Question) -> bool:
-        """Return whether this person's answer counts. A no needs neither a second factor nor another user than the asker."""
+        """Return whether this person's answer counts. A no counts without a second factor, and even from the asker."""
         needs = question.needs.split(", ") if answer.decision is not Decision.NO else ()
         return word.counts(needs, self._approvers, asker=os.getuid())
 
@@ -306,7 +313,7 @@ def _shown(question: Question, times: int) -> Waiting:
 def _write_answer(place: str, content: bytes, asker: int) -> None:
     """Write an answer beside its question, completely or not at all. Raises FileExistsError if the question has an answer already.
 
-    The directory must belong to the asker, so that nobody can make root write into another directory. The asker can read the answer.
+    The directory must belong to the user `asker`, so that nobody can make root write into another directory. The asker can read the answer.
     """
     directory = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -346,7 +353,7 @@ def _question(place: str) -> Question | None:
 
 
 def _clear(place: str) -> None:
-    """Remove a question with all that belongs to it."""
+    """Remove the directory of a question."""
     # Rename the directory first. While its files are removed one by one, somebody could answer again, and an asker could use that answer.
     gone = f"{place}.{os.urandom(8).hex()}{_GONE}"
     with suppress(FileNotFoundError):  # another process removes it, too

@@ -1,7 +1,8 @@
-"""A question to a person, as one sequence of bytes. So the text shown, the answer and the deed are about the same thing.
+"""A question to a person, encoded as one sequence of bytes, so that the text shown, the answer and the deed are about the same thing.
 
-The bytes hold the action as the gate judged it, the digest of the policy, the sandbox and the run, why somebody is asked, and whatever else
-is shown, such as a diff. The answer names their digest. A different action, policy, run or diff has another digest, and no answer.
+The bytes hold the action as the gate judged it, the digest of the policy, the sandbox and the run, the reason for asking, and whatever else
+is shown, such as a diff. The answer names the digest of these bytes. A different action, policy, run or diff has another digest, and no
+answer.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ _NARROW = 10  # columns of the names at the left
 
 @dataclass(frozen=True)
 class Question:
-    """A question to a person. `details` is text that belongs to it; times are since the epoch. The inbox sets `nonce`, which makes each
-    question unique."""
+    """A question to a person. `details` is further text to show; times are in seconds since the epoch.
+
+    The inbox sets `nonce`, which makes each question unique.
+    """
 
     action: Mapping[str, Any]  # in JSON types, as the gate judged and will record it
     policy: str
@@ -41,11 +44,11 @@ class Question:
         return _bytes({field.name: getattr(self, field.name) for field in fields(self)})
 
     def digest(self) -> str:
-        """The digest of exactly this question."""
+        """Return the digest that identifies this question."""
         return sha256(self.encoded()).hexdigest()
 
     def group(self) -> str:
-        """Questions that differ only in their times have the same digest. One answer may count for all of them in this run."""
+        """Return a digest that is the same for questions which differ only in times, asker and nonce. One answer may count for all."""
         return sha256(_bytes([self.action, self.policy, self.sandbox, self.run, self.why, self.details, self.needs])).hexdigest()
 
 
@@ -65,7 +68,7 @@ def decoded(content: bytes) -> Question | None:
 
 
 def shown(question: Question) -> str:
-    """Return the question as text for a person, complete, in printable characters and line ends only.
+    """Return the whole question as text for a person, with printable characters and line ends only.
 
     The text is written from the action itself, not from a description of the action.
     """
@@ -127,8 +130,10 @@ class Decision(Enum):
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer to the question with this digest. `until` is its end, in seconds since the epoch; `factor` tells whether a second factor
-    was shown."""
+    """An answer to the question with this digest, by the person `by`.
+
+    `until` is when it expires, in seconds since the epoch; `factor` says whether a second factor was given.
+    """
 
     digest: str
     decision: Decision
@@ -138,13 +143,13 @@ class Answer:
 
 
 def sealed(answer: Answer, key: Seal) -> bytes:
-    """Return the answer as it is stored, with its seal."""
+    """Return the bytes of an answer as they are stored, with a seal made by the key."""
     message = _message(answer)
     return message + key.on(message).hex().encode() + b"\n"
 
 
 def opened(content: bytes, key: Seal) -> Answer | None:
-    """Read a stored answer; None unless it is exactly what `sealed` made with this key."""
+    """Decode a stored answer; None unless the bytes are exactly what `sealed` makes with this key."""
     message, line, mark = content.removesuffix(b"\n").rpartition(b"\n")
     if not same(key.on(message + line).hex().encode(), mark):
         return None

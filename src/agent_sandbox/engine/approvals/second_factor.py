@@ -1,4 +1,4 @@
-"""A second factor for answers: TOTP codes (RFC 6238), each valid once, with few guesses at a time.
+"""A second factor for answers: TOTP codes (RFC 6238). Each code is valid once, and the number of wrong guesses is limited.
 
 The secret lies beside the keys, so any program that can read the keys can make codes. The second factor stops an agent whose only tool is
 `agent-sandbox`. Against an agent with a shell of the same user, require the approval of another user.
@@ -25,7 +25,7 @@ _BYTES = 20
 
 
 class SecondFactor:
-    """The second factor in one directory of keys. Safe for threads and processes at once."""
+    """The second factor whose secret is in a directory of keys. Safe for threads and processes at once."""
 
     def __init__(self, directory: str, *, clock: Callable[[], float]) -> None:
         self._directory = directory
@@ -37,7 +37,7 @@ class SecondFactor:
         return os.path.exists(os.path.join(self._directory, _SECRET))
 
     def enroll(self, account: str) -> str:
-        """Make the secret, and return it as a URI for authenticators. Raises `PolicyError` if there is a secret already."""
+        """Make the secret, and return it as a URI for authenticator apps. Raises `PolicyError` if there is a secret already."""
         if self.enrolled:
             why = "a second factor is set up already"
             raise PolicyError(why, hint=f"remove {os.path.join(self._directory, _SECRET)} by hand, if that is what you want")
@@ -47,9 +47,10 @@ class SecondFactor:
         return f"otpauth://totp/agent-sandbox:{quote(account)}?secret={text}&issuer=agent-sandbox"
 
     def accepts(self, code: str) -> bool:
-        """Return whether this is the current code, or a neighbouring one, and unused. Raises OSError if the state is unreadable.
+        """Return whether a code is valid: unused, and that of the present time step or of a neighbouring one.
 
-        Each guess is counted before it is checked, so that nobody gains another guess by killing the process.
+        Each guess is counted before it is checked, so that nobody gains another guess by killing the process. Raises `PolicyError` after
+        too many wrong guesses, and OSError if the state is unreadable.
         """
         with self._state() as file:
             now = self._clock()
@@ -71,7 +72,7 @@ class SecondFactor:
 
     @contextmanager
     def _state(self) -> Iterator[int]:
-        """Open the file with the last used step and the times of wrong codes, locked."""
+        """Open and lock the state file, which holds the last used time step and the times of wrong codes."""
         path = os.path.join(self._directory, _STATE)
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
@@ -82,7 +83,7 @@ class SecondFactor:
 
 
 def digits(secret: bytes, step: int) -> str:
-    """Return the six digits of a time step, by RFC 4226."""
+    """Return the six-digit code of a time step, by RFC 4226."""
     mark = hmac.new(secret, step.to_bytes(8, "big"), sha1).digest()
     at = mark[-1] & 15
     return f"{(int.from_bytes(mark[at : at + 4], 'big') & 0x7FFFFFFF) % 1_000_000:06}"

@@ -1,4 +1,4 @@
-"""Apply a plan: promote exactly its file changes, as `engine.promote` does with those of a sandbox.
+"""Apply a plan: promote exactly its file changes, as `engine.promote` promotes the changes of a sandbox.
 
 Before any change, the layers of the plan are read again and compared with the plan, byte for byte. The policy and the unpromoted changes of
 the project's sandbox must be the same as during the simulation. The real files must be as they were when the simulation began. A plan can
@@ -28,7 +28,7 @@ from agent_sandbox.workspace.stored_sandbox import Stored
 
 @dataclass(frozen=True)
 class Ready:
-    """A plan that can be applied, and its promotion. Valid in the block of `opened`."""
+    """A checked plan that can be applied, and the promotion that applies it. Valid in the block of `opened`."""
 
     plan: EffectPlan
     kept: SavedPlan
@@ -53,8 +53,9 @@ def opened(
 ) -> Iterator[Ready]:
     """Open and check the plan whose digest begins with `prefix`, and lock the project's sandbox. Changes nothing yet.
 
-    `stored_of` and `policy_of` return the sandbox and the current policy of a project; `runtime` is as for `proposed`. Raises
-    `PolicyError` for a plan that is missing, already begun, altered or out of date. Drift is checked later, by `carry`.
+    `stored_of` and `policy_of` return the sandbox and the current policy of a project; `runtime` is as for `proposed`. `files_only` accepts
+    a plan that also needs the network. Raises `PolicyError` for a plan that is missing, already begun, altered or out of date. Drift is
+    checked later, by `carry`.
     """
     with plans.opened(prefix) as kept:
         plan = _read(kept)
@@ -122,7 +123,7 @@ def _refuse_elsewhere(plan: EffectPlan, *, system: bool) -> None:
 
 
 def _left_out(plan: EffectPlan, *, system: bool, caches: bool) -> Iterator[str]:
-    """Yield the caches and scratch files that are not promoted.
+    """Yield the paths of caches and scratch files that are not promoted.
 
     Without `caches`, these are all of them. With `caches` but not `system`, these are the ones outside the project.
     """

@@ -34,7 +34,7 @@ _OPENING = ("read", "write", "execute")
 
 
 def file_effects(changes: ChangeSet, contents: Contents, project: str) -> tuple[dict[str, FileEffect], str]:
-    """Return the effects of changes by path, without risks; and the reason why some content was not read, empty if all was."""
+    """Return the effects of changes by path, without risks, and the reason why some content was not read; empty if all was read."""
     room, problem = MOST_READ, ""
     effects: dict[str, FileEffect] = {}
     for change in changes:
@@ -71,7 +71,7 @@ def _digest(change: Change, contents: Contents) -> str:
 
 
 def with_risks(effects: Iterable[FileEffect], changes: ChangeSet, contents: Contents, project: str) -> tuple[FileEffect, ...]:
-    """Return the effects with their risks. `changes` are their changes."""
+    """Return the effects with their risks. `changes` are the changes that the effects describe."""
     classes: dict[str, frozenset[str]] = {}
     for root, part in ((project, changes.within(project)), ("/", changes.outside(project))):
         if len(part):
@@ -87,7 +87,7 @@ def with_risks(effects: Iterable[FileEffect], changes: ChangeSet, contents: Cont
 
 
 def understood(work: Work) -> Understanding | None:
-    """Return the analysis of the command line; None for code other than bash."""
+    """Return the analysis of a command or of bash code; None for code in another language."""
     if isinstance(work.what, Code):
         return understand(work.what.source) if work.what.language == "bash" else None
     argv = work.what.argv
@@ -95,7 +95,7 @@ def understood(work: Work) -> Understanding | None:
 
 
 def predictions(read: Understanding | None) -> Iterator[Prediction]:
-    """Yield the predictions that a person should see."""
+    """Yield the predicted effects of a command that a person should see."""
     for effect in read.effects if read else ():
         minded = risk.of_prediction(effect.kind)
         if minded is not risk.NONE:
@@ -105,7 +105,7 @@ def predictions(read: Understanding | None) -> Iterator[Prediction]:
 
 
 def programs(observed: Iterable[Observed], read: Understanding | None, *, watched: bool) -> tuple[ProgramUse, ...]:
-    """Return each started program with its number of starts; without observation, the programs that the text names."""
+    """Return each started program with its number of starts. If the run was not `watched`, return the programs that the text names."""
     if not watched:
         return tuple(ProgramUse(tool) for tool in (read.tools if read else ()))
     times: dict[tuple[str, bool], int] = {}
@@ -117,7 +117,7 @@ def programs(observed: Iterable[Observed], read: Understanding | None, *, watche
 
 
 def requests(observed: Iterable[Observed]) -> tuple[NetworkRequest, ...]:
-    """Return requests that would have used the network."""
+    """Return the network requests among the observed attempts."""
     return tuple(
         NetworkRequest(each.kind, each.target, each.program, each.times, risk.of_request(each.kind, each.target))
         for each in observed
@@ -126,7 +126,7 @@ def requests(observed: Iterable[Observed]) -> tuple[NetworkRequest, ...]:
 
 
 def secrets(observed: Iterable[Observed], masks: Iterable[Mask], env: Mapping[str, str]) -> tuple[SecretUse, ...]:
-    """Return hidden files that the run tried to open, and variables of the run whose name or value looks like a secret."""
+    """Return the hidden files that the run tried to open, and its environment variables whose name or value looks like a secret."""
     why = {mask.path: mask.why for mask in masks}
     uses: dict[tuple[str, str], SecretUse] = {}
     for each in observed:
@@ -152,8 +152,8 @@ _CHUNK = 1 << 20
 def inputs_of(observed: Iterable[Observed], project: str, *, since_ns: int, besides: Collection[str]) -> tuple[tuple[Input, ...], bool]:
     """Return the files of the project that the run read, and whether the list is complete.
 
-    A file that changed after `since_ns` has no digest.
-    `besides` are paths that the plan changes. They are left out, because applying the plan compares them with the real files anyway.
+    A file that changed after `since_ns` has no digest. `besides` are paths that the plan changes. They are left out, because applying the
+    plan compares them with the real files anyway.
     """
     inputs: list[Input] = []
     room = MOST_BYTES
@@ -173,7 +173,7 @@ def inputs_of(observed: Iterable[Observed], project: str, *, since_ns: int, besi
 
 
 def moved(inputs: Iterable[Input], project: str) -> Iterator[str]:
-    """Yield the paths of inputs that have changed since the simulation."""
+    """Yield the paths of inputs that have changed since the simulation, or that had no digest."""
     with _opened(project) as top:
         for each in inputs:
             seen = _look(top, each.path, project, MOST_BYTES)
@@ -191,7 +191,7 @@ def _opened(project: str) -> Iterator[int]:
 
 
 def _look(top: int, path: str, project: str, most: int) -> tuple[int, int, str] | None:
-    """Return size, change time and digest of a regular file; None if it is no such file, or unreadable, or behind a link."""
+    """Return size, change time and digest of a regular file; None if it is missing, unreadable, behind a link, or no regular file."""
     try:
         fd = beneath.open_file(top, path[len(project.rstrip("/")) :].lstrip("/"), one_filesystem=False)
     except OSError:

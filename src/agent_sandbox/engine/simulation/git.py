@@ -19,13 +19,13 @@ _LONGEST = 200
 
 
 def inside(path: str, project: str) -> str:
-    """Return the path below the project's `.git`; empty for other paths."""
+    """Return a path relative to the project's `.git`; empty for a path elsewhere."""
     top = project.rstrip("/") + "/.git/"
     return path.removeprefix(top) if path.startswith(top) else ""
 
 
 def words(changes: ChangeSet, everything: ChangeSet, contents: Contents, project: str) -> Iterator[str]:
-    """Yield a sentence for each step of HEAD, and for each other branch and tag that appears, moves or goes away.
+    """Yield a sentence for each move of HEAD, and for each branch and tag that appears, moves or goes away.
 
     `changes` are those of the command. `everything` also has the changes that the sandbox held before the command.
     """
@@ -50,7 +50,7 @@ def _deed(said: str) -> str:
 
 
 def _steps(change: Change, contents: Contents) -> Iterator[tuple[str, str, str]]:
-    """Yield the lines added to a log: the old HEAD, the new one, and the message."""
+    """Yield the entries added to the log of HEAD: the old commit, the new commit, and the message."""
     if change.after is None or change.after.type is not EntryType.FILE:
         return
     start = change.before.size if change.before is not None and change.before.size <= change.after.size else 0
@@ -63,7 +63,7 @@ def _steps(change: Change, contents: Contents) -> Iterator[tuple[str, str, str]]
 
 
 def _branch(head: Change | None, contents: Contents, project: str) -> str:
-    """Return the branch that HEAD is on afterwards; empty if unknown."""
+    """Return the branch that HEAD is on after the command; empty if unknown. `head` is the change of HEAD, if it changed."""
     real = Change(os.path.join(project, ".git/HEAD"), Kind.MODIFIED, None, None)
     try:
         fd = MachineFiles().open_old(real) if head is None else contents.open_file(head)

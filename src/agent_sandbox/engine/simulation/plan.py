@@ -1,7 +1,7 @@
-"""The effect plan: what a command did in a simulation, as a value with one canonical text.
+"""The effect plan: the observed effects of a simulated command, as a value with one canonical text.
 
-The text is what the digest identifies, what is stored, and what a person approves. So the plan holds the digest of every file's content,
-and applying it compares each content again.
+The text is stored, a person approves it, and its digest identifies the plan. So the plan holds the digest of every file's content, and
+applying it compares each content again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NOTHING_WAITS, BARE = "", "bare"  # as the base of a plan: an empty sandbox, and
 
 @dataclass(frozen=True)
 class FileEffect:
-    """A path that would change on the machine. Its fields describe the new state, and are empty for a deletion."""
+    """A path that would change on the machine. The fields from `type` on describe the new state, and are empty for a deletion."""
 
     path: str
     change: str  # added, modified, deleted, retyped, mode, owner or xattr
@@ -39,7 +39,7 @@ class FileEffect:
 
 @dataclass(frozen=True)
 class ProgramUse:
-    """A started program: its path, or without observation its name in the command."""
+    """A started program, by path. If the run was not observed, a program that the command names, by name."""
 
     program: str
     times: int = 1
@@ -60,7 +60,7 @@ class NetworkRequest:
 
 @dataclass(frozen=True)
 class SecretUse:
-    """A hidden file that it tried to open (`file`), or a variable that looks like a secret and was handed in (`variable`)."""
+    """A hidden file that the run tried to open (`file`), or a variable given to the run that looks like a secret (`variable`)."""
 
     sort: str
     name: str
@@ -71,7 +71,7 @@ class SecretUse:
 
 @dataclass(frozen=True)
 class Prediction:
-    """An effect that the text of the command names: see `readers.shell`."""
+    """An effect that the text of the command predicts: see `readers.shell`."""
 
     effect: str
     what: str
@@ -80,7 +80,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Input:
-    """A file of the project that was read, and its digest; empty if it changed meanwhile."""
+    """A file of the project that the run read, and the digest of its content; empty if the file changed during the run."""
 
     path: str
     sha256: str
@@ -88,7 +88,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of the simulated run."""
+    """How the simulated run ended: exit code, reason, and the limits it reached."""
 
     code: int
     reason: str
@@ -100,9 +100,9 @@ class Ended:
 class EffectPlan:
     """The effects of a command. `digest` identifies the whole plan.
 
-    `governed` is the digest of the policy of the simulation. `base` is the digest of the unpromoted changes that the command saw, or `BARE`
-    if there were none. Both must be the same when the plan is carried out. `watched` says whether the run was observed. If it was not,
-    `programs` are the programs that the command line names.
+    `governed` is the digest of the policy of the simulation. `base` is the digest of the sandbox's unpromoted changes that the command saw,
+    or `BARE` if it ran on the bare machine. When the plan is applied, the policy and these changes must be the same; `BARE` is not
+    compared. `watched` says whether the run was observed. If it was not, `programs` are the programs that the command line names.
     """
 
     command: tuple[str, ...]
@@ -126,7 +126,7 @@ class EffectPlan:
 
     @property
     def risk(self) -> Risk:
-        """Return the highest risk in the plan."""
+        """The highest risk in the plan."""
         risks = [self.ended.risk, of_unlisted(self.unlisted), of_unseen(self.unseen), of_deletions(self.deletions)]
         risks += [each.risk for each in self.files]
         risks += [each.risk for each in self.programs]
@@ -136,17 +136,17 @@ class EffectPlan:
 
     @property
     def on_the_sandbox(self) -> bool:
-        """Return whether the command saw unpromoted changes of the project's sandbox."""
+        """Whether the command saw unpromoted changes of the project's sandbox."""
         return self.base not in (NOTHING_WAITS, BARE)
 
     @property
     def deletions(self) -> int:
-        """Return how many files and directories are deleted, not counting caches."""
+        """The number of deleted files and directories, not counting caches."""
         return sum(1 + effect.inside for effect in self.files if effect.change == "deleted" and effect.place != "noise")
 
     @property
     def requests(self) -> tuple[str, ...]:
-        """Return its network requests, each once; without observation, those in its text."""
+        """The hosts and addresses that the command asked for, each once. Without observation, those that its text names."""
         if self.watched:
             reached = [each.target for each in self.network if each.action == "connect"]
             hosts = {target.rpartition(":")[0] for target in reached}
@@ -158,7 +158,7 @@ class EffectPlan:
 
     @property
     def needs(self) -> dict[str, tuple[str, ...]]:
-        """Return the permissions that are exactly enough: programs, paths to write, hosts."""
+        """The permissions that the command needs, and no more: programs, paths to write, hosts."""
         hosts = (each.target for each in self.network if each.action == "connect")
         return {
             "programs": tuple(dict.fromkeys(each.program for each in self.programs if each.allowed)),
@@ -167,7 +167,7 @@ class EffectPlan:
         }
 
     def text(self) -> str:
-        """Return the canonical text. Made once: a plan may have a hundred thousand files."""
+        """Return the canonical text of the plan. Cached, because a plan may have a hundred thousand files."""
         text: str | None = self.__dict__.get("_text")
         if text is None:
             text = self.__dict__["_text"] = as_json({"format": FORMAT, "plan": canonical_form(self)}, sort_keys=True)
@@ -175,17 +175,17 @@ class EffectPlan:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the text, in hexadecimal."""
+        """The SHA-256 digest of the canonical text, in hexadecimal."""
         return digest_of(self.text())
 
 
 def digest_of(text: str) -> str:
-    """Return the digest of a plan's text."""
+    """Return the SHA-256 digest of a plan's canonical text."""
     return sha256(text.encode("ascii")).hexdigest()
 
 
 def read(text: str) -> EffectPlan:
-    """Parse a plan. Raises ValueError unless the text is exactly what `text` makes."""
+    """Parse the canonical text of a plan. Raises ValueError for any other text."""
     from json import loads  # only to read a plan that was kept
 
     try:

@@ -1,8 +1,8 @@
 """The risk of an effect, and the reason: pure functions over values.
 
-There are three levels. Low is what a program in a project does all day. Medium is worth a look. High is an effect that runs by itself
-later, reaches beyond the project, or cannot be undone. A level decides nothing: it only orders what is shown. The promotion itself judges
-its obstacles, by the same protected classes.
+There are three levels. Low is for effects that programs in a project have all day. Medium is worth a look. High is for an effect that runs
+by itself later, reaches beyond the project, or cannot be undone. A level decides nothing: it only orders the display. The promotion itself
+judges its obstacles, by the same protected classes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ORDER = tuple(Level)
 
 @dataclass(frozen=True)
 class Risk:
-    """A level, and the reason in words."""
+    """A level of risk, and the reason in words."""
 
     level: Level
     why: str
@@ -78,7 +78,7 @@ def _by_kind(change: Change) -> Iterable[Risk]:
 
 
 def of_deletions(count: int) -> Risk:
-    """Return the risk of all deletions together."""
+    """Return the risk of deleting this many files and directories."""
     if count > BULK_LIMIT:
         return Risk(Level.HIGH, f"{count:,} files and directories are deleted")
     return Risk(Level.MEDIUM, f"{count:,} files and directories are deleted") if count > _MANY_DELETIONS else NONE
@@ -95,12 +95,12 @@ _PREDICTED = {
 
 
 def of_prediction(kind: Does) -> Risk:
-    """Return the risk of a predicted effect."""
+    """Return the risk of a predicted effect of this kind."""
     return _PREDICTED.get(kind, NONE)
 
 
 def of_program(allowed: bool) -> Risk:
-    """Return the risk of a program that was started, or not allowed to."""
+    """Return the risk of a started program. `allowed` says whether the policy allows it."""
     return NONE if allowed else Risk(Level.MEDIUM, "the policy does not allow it")
 
 
@@ -115,24 +115,24 @@ def of_request(kind: str, target: str) -> Risk:
 
 
 def of_secret(kind: str, why: str) -> Risk:
-    """Return the risk of a secret: a given variable, or a file that it tried to read."""
+    """Return the risk of a secret: a variable given to the run, or a hidden file that the run tried to read."""
     if kind == "variable":
         return Risk(Level.MEDIUM, "it was handed in, and could be written or sent anywhere it reaches")
     return Risk(Level.HIGH, f"it tried to read a hidden file: {why}")
 
 
 def of_unlisted(why: str) -> Risk:
-    """Return the risk of changes that cannot be listed."""
+    """Return the risk of changes that cannot be listed, for the reason `why`; none if `why` is empty."""
     return Risk(Level.HIGH, f"not all of its changes can be listed: {why}") if why else NONE
 
 
 def of_unseen(why: str) -> Risk:
-    """Return the risk of an incomplete observation: there may be more requests, programs and secrets."""
+    """Return the risk that attempts were not observed, for the reason `why`; none if `why` is empty."""
     return Risk(Level.MEDIUM, f"not all of its attempts were observed: {why}") if why else NONE
 
 
 def of_end(code: int, reason: str) -> Risk:
-    """Return the risk of how the run ended."""
+    """Return the risk that a run which failed or was cut off leaves incomplete changes."""
     if reason != "exited":
         return Risk(Level.MEDIUM, "it was cut off, so its changes may be incomplete")
     return Risk(Level.MEDIUM, "it failed, so its changes may be incomplete") if code else NONE

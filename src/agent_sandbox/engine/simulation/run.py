@@ -28,7 +28,7 @@ from agent_sandbox.workspace.stored_sandbox import Stored
 
 @dataclass(frozen=True)
 class Simulated:
-    """A plan, the outcome of its run, and its layers. `kept` says whether the plan was stored. Valid in the block."""
+    """A plan, the outcome of its run, and its changes. `kept` says whether the plan was saved. Valid in the block of `simulated`."""
 
     plan: EffectPlan
     outcome: Outcome
@@ -51,11 +51,11 @@ def simulated(
     keep: bool = True,
     clock: Callable[[], float] = time.time,
 ) -> Iterator[Simulated]:
-    """Simulate the work. Raises as `Session.run` does.
+    """Simulate the work, and yield its plan. Raises as `Session.run` does.
 
-    `waiting` is the project's sandbox with unpromoted changes, and None for a clone of the bare machine. `governed` is the digest of the
-    policy under which the plan is valid. If the sandbox is in use, `on_busy` is called with its user and this waits; without it, `Busy` is
-    raised. Without `keep` the plan is removed after the block.
+    `waiting` is the project's sandbox with unpromoted changes, or None for a clone of the bare machine. `governed` is the digest of the
+    policy under which the plan is valid. If the sandbox is in use, `on_busy` is called with the `Busy` error and this waits; without
+    `on_busy`, `Busy` is raised. Without `keep` the plan is removed after the block.
     """
     policy = session.policy
     with plans.making(project) as state:
@@ -98,7 +98,7 @@ def _listed(read: Callable[[], ChangeSet]) -> tuple[ChangeSet, str]:
 
 
 def plan_apart(session: Session, work: Work, project: str, *, clock: Callable[[], float] = time.time) -> EffectPlan:
-    """Simulate work on throw-away layers, in a sandbox without a project. The plan cannot be applied."""
+    """Simulate work on throw-away layers, without a stored sandbox. The plan cannot be applied."""
     file_effects: list[tuple[FileEffect, ...]] = []
     problems: list[str] = []
 
@@ -119,7 +119,7 @@ def _given_up(path: str) -> str:
 
 
 def _seeded(state: PlanState, waiting: Stored, policy: Policy, on_busy: Callable[[Busy], None] | None) -> dict[str, FileEffect]:
-    """Copy the unpromoted changes of the sandbox into the clone, and return these changes as effects."""
+    """Copy the unpromoted changes of the sandbox `waiting` into the clone, and return them as effects by path."""
     if not waiting.state.exists:
         return {}
     with ExitStack() as held:
@@ -137,7 +137,7 @@ def _seeded(state: PlanState, waiting: Stored, policy: Policy, on_busy: Callable
 
 
 def pending(stored: Stored, policy: Policy) -> dict[str, FileEffect]:
-    """Return the unpromoted changes of a sandbox as effects. Raises `WorkspaceError` if they cannot be read completely."""
+    """Return the unpromoted changes of a sandbox as effects, by path. Raises `WorkspaceError` if they cannot be read completely."""
     if not stored.state.exists:
         return {}
     with stored.opened() as stack:
@@ -151,7 +151,7 @@ def pending(stored: Stored, policy: Policy) -> dict[str, FileEffect]:
 
 
 def base_of(unpromoted: dict[str, FileEffect]) -> str:
-    """Return the digest of unpromoted changes."""
+    """Return the digest of a sandbox's unpromoted changes, which a plan is based on."""
     return digest_of_form([canonical_form(effect) for effect in unpromoted.values()]) if unpromoted else NOTHING_WAITS
 
 
@@ -165,7 +165,7 @@ def plan_of(
     governed: str,
     clock: Callable[[], float],
 ) -> EffectPlan:
-    """Return the plan of a run. The caller adds the facts that it reads from the layers."""
+    """Return the plan of a run, without the facts that the caller reads from the layers and adds."""
     read = effects.understood(work)
     observed = outcome.observed
     watched = bool(observed)  # an observed run has at least the start of its program
@@ -190,7 +190,7 @@ def plan_of(
 
 
 def _command(work: Work) -> tuple[str, ...]:
-    """Return the words of a command; for code its language, digest and arguments."""
+    """Return the words of a command; for code the language, the digest of the source, and the arguments."""
     if isinstance(work.what, Code):
         return (f"{work.what.language} code", f"sha256:{sha256(work.what.source.encode()).hexdigest()}", *work.what.arguments)
     return work.what.argv

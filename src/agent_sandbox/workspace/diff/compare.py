@@ -1,7 +1,8 @@
 """Read both sides of a change into a `Preview`, the value that every form of a diff is made from.
 
-A preview also holds the facts besides content, in sentences with escaped names, and the sort of binary content. The sort is a remark for
-people; nothing depends on it. The old side is on the machine or in the kept originals; the new one is in the layers: see `layers.stack`.
+A preview also holds the differences other than content, as sentences with escaped names, and the format of binary content. The format is a
+remark for people; nothing depends on it. The old side is on the machine or in the kept originals; the new side is in the layers
+(`layers.stack`).
 
 Time and memory are bounded whatever a guest wrote. Beyond a bound, lines count as replaced instead of being compared. Added content may be
 left out, and the preview counts the bytes left out. Removed content is not left out; if the real file cannot be read or is too large, the
@@ -62,7 +63,7 @@ _COMPARED = 1 << 30  # bytes from either end; anything beyond counts as differen
 
 
 def facts(change: Change) -> tuple[str, ...]:
-    """Return the differences besides content as sentences, in the order in which they are shown."""
+    """Return the differences other than content, as sentences in the order of display."""
     before, after = change.before, change.after
     lines: list[str] = []
     if before is None and after is not None:
@@ -103,9 +104,9 @@ def _mode(node: Node) -> str:
 
 
 def is_binary(content: bytes) -> bool:
-    """Return whether content is mostly not text: more than a fifth is control characters or invalid UTF-8.
+    """Return whether content is binary: more than a fifth of it is control characters or invalid UTF-8.
 
-    A few odd bytes, or a NUL, do not hide a text. UTF-8 without a NUL is text, whatever else is in it.
+    A text with a few odd bytes is still a text. Valid UTF-8 without a NUL is always text.
     """
     odd = len(content.translate(None, _PLAIN))
     broken = 0
@@ -116,7 +117,7 @@ def is_binary(content: bytes) -> bool:
 
 
 def sort_of(start: bytes) -> str:
-    """Return the format that the magic number of the content names; "data" if the magic number is not known here."""
+    """Return the file format that the magic number at the start of the content names; "data" if it names none."""
     for mark, sort in _MAGIC:
         if start.startswith(mark):
             return sort
@@ -147,13 +148,13 @@ EVERYTHING = DiffLimits(bytes=64 << 20, lines=4_000_000, added=4_000_000, column
 
 
 class Effort:
-    """The comparison steps that are left for all files together."""
+    """A budget of comparison steps, shared by all files of a diff. `left` is the number that remains."""
 
     def __init__(self, steps: int = 30_000_000) -> None:
         self.left = steps
 
     def find(self, old: list[bytes], new: list[bytes]) -> list[Edit]:
-        """Return the edits between two lists of lines, within the steps that are left."""
+        """Return the edits between two lists of lines. The search takes no more steps than are left."""
         steps = max(0, min(STEPS, self.left))
         edits = find_edits(old, new, steps=steps)
         number = sum(edit.old_to - edit.old_from + edit.new_to - edit.new_from for edit in edits)
@@ -163,7 +164,10 @@ class Effort:
 
 @dataclass(frozen=True)
 class Binary:
-    """Content that is not text: size and sort of each side, and where they first differ. The size of a text side is None."""
+    """A change with binary content: the size and format of each binary side, and the offset of the first difference.
+
+    The size of a side that is text is None.
+    """
 
     old_size: int | None
     new_size: int | None
@@ -174,7 +178,7 @@ class Binary:
 
 @dataclass(frozen=True)
 class Preview:
-    """One change, ready to be shown. Lines keep their newline; `lines_before` lines of the file precede them."""
+    """One change, ready to be shown. `old` and `new` hold lines with their newlines, after `lines_before` lines that both files share."""
 
     change: Change
     facts: tuple[str, ...] = ()  # differences besides content, in sentences
@@ -199,13 +203,13 @@ class Preview:
 
 
 class _Unreadable(Exception):
-    """One side cannot be read, so lines cannot be compared."""
+    """Raised if one side cannot be read, so that lines cannot be compared."""
 
 
 def compare(
     change: Change, contents: Contents, former: FormerContents, *, limits: DiffLimits = DEFAULT, effort: Effort | None = None
 ) -> Preview:
-    """Return the preview of a change. Read errors are reported in the value, never raised.
+    """Return the preview of a change. Read errors are described in the preview, never raised.
 
     A renamed file is compared with the content of its old path. If the old path cannot be read, the file is shown whole, so that a rename
     hides no edit.
@@ -244,7 +248,7 @@ def compare(
 
 
 def pair_renames(changes: ChangeSet) -> ChangeSet:
-    """Return the changes, without `renamed_from` where none of them removes the old path: then the new file is shown whole."""
+    """Clear `renamed_from` in each change if no change removes that old path. The new file is then shown whole."""
     gone = {change.path for change in changes if change.before is not None and change.after is None}
 
     def goes(path: str) -> bool:
@@ -276,7 +280,10 @@ def _stamp(fd: int) -> tuple[int, int, int]:
 
 
 def _add_content(preview: Preview, window: Window, limits: DiffLimits, effort: Effort) -> Preview:
-    """Add the content. A text side is shown even if the other is binary: making a file binary must not hide its old text."""
+    """Return the preview with the lines of the window and their edits.
+
+    A text side is shown even if the other side is binary, so that making a file binary does not hide its old text.
+    """
     if window.old == window.new and not window.old_left and not window.new_left:
         return preview
     old, new = window.old, window.new
@@ -315,7 +322,7 @@ def _add_content(preview: Preview, window: Window, limits: DiffLimits, effort: E
 
 @dataclass(frozen=True)
 class MachineFiles:
-    """The old content of files, as it is on the machine now. No link is followed: the overlay does not follow them either."""
+    """The old content of files, read from the machine as it is now. Links are not followed, because the overlay follows none either."""
 
     root: str = "/"
 
@@ -328,10 +335,10 @@ class MachineFiles:
             os.close(root)
 
     def below(self, change: Change, limit: int) -> tuple[Change, ...]:
-        """Return the entries of a removed directory as deletions of their own.
+        """Return a deletion for each entry below a removed directory.
 
-        Empty if there are more than `limit` or if they cannot be read. Also empty if something in it was hidden from the guest: the
-        guest cannot have meant to remove an entry that it did not see.
+        Empty if there are more than `limit` entries or if they cannot be read. Also empty if something in the directory was hidden from the
+        guest: the guest cannot have meant to remove an entry that it did not see.
         """
         was_directory = change.before is not None and change.before.type is EntryType.DIRECTORY
         still_directory = change.after is not None and change.after.type is EntryType.DIRECTORY
@@ -357,20 +364,20 @@ class MachineFiles:
             os.close(top)
 
     def one_by_one(self, change: Change, limit: int) -> tuple[Change, ...]:
-        """Return the change, then the entries that it removes along with it, if they can be listed."""
+        """Return the change, followed by a deletion for each entry below it, if there are at most `limit` and they can be read."""
         below = self.below(change, limit)
         return (replace(change, inside=0), *below) if below else (change,)
 
 
 @dataclass(frozen=True)
 class Formerly(MachineFiles):
-    """The old content of files from before a sandbox first changed them, if it was kept. The real files may have changed since."""
+    """The content of files from before a sandbox first changed them: the kept copy, or the real file if it has not changed since."""
 
     bases: Bases = field(default_factory=dict)
     open_base: Callable[[Base], int] | None = None
 
     def open_old(self, change: Change) -> int:
-        """Open the old content; see `FormerContents`. If it was not kept, the real file is read, provided it is unchanged."""
+        """Open the old content; see `FormerContents`. Raises OSError if it was not kept and the real file has changed since."""
         base = self.bases.get(change.path)
         if base is None or not base.known or base.seen is None:
             return super().open_old(change)
@@ -393,7 +400,7 @@ def _is_still(seen: Fingerprint, fd: int) -> bool:
 
 @dataclass(frozen=True)
 class Window:
-    """Whole lines between the common beginning and end of two files. `old_left` and `new_left` are bytes that did not fit."""
+    """The lines of two files between their common beginning and end. `old_left` and `new_left` count the bytes that did not fit."""
 
     old: bytes
     new: bytes
@@ -404,12 +411,12 @@ class Window:
 
     @property
     def first_difference(self) -> int:
-        """The offset of the first byte that differs, or that only one of the files has."""
+        """The offset of the first byte at which the files differ or one of them ends."""
         return self.start + _common(self.old, self.new)
 
 
 def read_window(old: int | None, new: int | None, most: int) -> Window:
-    """Read the window of two open files, at most `most` bytes of each. None is a file without content. Raises OSError."""
+    """Read the window of two open files, at most `most` bytes of each. A descriptor of None stands for an empty file. Raises OSError."""
     old_size, new_size = _size(old), _size(new)
     start = lines = ending = 0
     if old is not None and new is not None and max(old_size, new_size) > most:
@@ -436,7 +443,7 @@ def _read(fd: int | None, start: int, stop: int) -> bytes:
 
 
 def _common(one: bytes, other: bytes) -> int:
-    """Return the length of the common beginning, found by bisection."""
+    """Return the length of the common beginning of two byte strings, found by bisection."""
     low, high = 0, min(len(one), len(other))
     if one[:high] == other[:high]:
         return high
@@ -476,7 +483,7 @@ def _same_end(old: int, new: int, old_size: int, new_size: int, most: int) -> in
 
 
 def _line_start(fd: int, offset: int, most: int) -> int:
-    """Return the start of a line, some lines before an offset; 0 if there is none within `most` bytes."""
+    """Return the offset of a line start, a few lines of context before `offset`; 0 if there is none within `most` bytes."""
     wanted, furthest = _AROUND + 1, offset - most
     while offset > max(furthest, 0):
         start = max(0, offset - _CHUNK)
@@ -491,7 +498,10 @@ def _line_start(fd: int, offset: int, most: int) -> int:
 
 
 def _line_after(fd: int, size: int, ending: int, most: int) -> int:
-    """Return how much of the common end to skip so that some whole lines are kept; 0 if they exceed `most` bytes."""
+    """Return how many bytes of the common end (`ending`) to skip, so that its first few lines remain as context.
+
+    Return 0 if these lines are longer than `most` bytes.
+    """
     wanted, least = _AROUND + 1, ending - most
     while ending > max(least, 0):
         piece = _read(fd, size - ending, min(size, size - ending + _CHUNK))

@@ -1,11 +1,11 @@
 """Diffs as rows for people: unified, side by side, and a summary.
 
-A row of guest content always begins with a sign (a blank, `-` or `+`), and no row of ours does. So no content can pass for a heading, the
-start of a hunk or a remark.
+A row of guest content always begins with a sign (a blank, `-` or `+`), and no row of the program's own text does. So no content can pass
+for a heading, the start of a hunk or a remark.
 
-The unified form is close to git's. It has no `---` and `+++` lines: a removed line that begins with two dashes would look the same. `patch`
-writes what `git apply` takes. Side by side, a line wider than its column continues in the next row. The summary puts the numbers before the
-name: a name may hold any printable text, and could otherwise add numbers of its own.
+The unified form is close to git's. It has no `---` and `+++` lines: a removed line that begins with two dashes would look the same. Patches
+for `git apply` come from `patch`. Side by side, a line wider than its column continues in the next row. The summary puts the numbers before
+the name: a name may hold any printable text, and could otherwise add numbers of its own.
 """
 
 from __future__ import annotations
@@ -41,8 +41,10 @@ _SHORTEST_BARS = 5
 
 @dataclass(frozen=True)
 class Cell:
-    """A part of a row, with one style (`kind`). `lead` is our prefix; `marks` are the stretches of `text` that differ from the other
-    side."""
+    """A part of a row, with one style (`kind`). `lead` is a prefix of ours, such as the sign and the line number.
+
+    `marks` are the stretches of `text` that differ from the other side.
+    """
 
     kind: str
     text: str
@@ -53,7 +55,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of output. `path` is the file whose content it shows."""
+    """One line of output. `path` is the file whose content the row shows."""
 
     cells: tuple[Cell, ...]
     path: str = ""
@@ -66,7 +68,7 @@ class Row:
 
 
 def ours(kind: str, text: str) -> Row:
-    """Return a row with a text of our own."""
+    """Return a row with text of the program's own, not of the guest."""
     return Row((Cell(kind, text),))
 
 
@@ -86,12 +88,12 @@ class Hunk:
     edits: tuple[Edit, ...]
 
     def title(self, lines_before: int = 0) -> str:
-        """Return the standard `@@` line that begins the hunk."""
+        """Return the standard `@@` line that begins the hunk. `lines_before` is added to its line numbers."""
         old = _range(self.old_from, self.old_to, lines_before)
         return f"@@ -{old} +{_range(self.new_from, self.new_to, lines_before)} @@"
 
     def stretches(self) -> Iterator[tuple[tuple[int, int], Edit | None]]:
-        """Yield stretches of unchanged old lines, each with the edit that follows it; None after the last."""
+        """Yield each stretch of unchanged old lines with the edit that follows it. The last stretch has no edit: None."""
         at = self.old_from
         for edit in self.edits:
             yield (at, edit.old_from), edit
@@ -124,7 +126,7 @@ def _range(start: int, stop: int, offset: int) -> str:
 
 
 def differing(old: str, new: str) -> tuple[Marks, Marks]:
-    """Return the stretches of both lines that differ; none if the lines have too little in common for marks to help."""
+    """Return the stretches that differ in each of two lines; none if the lines have too little in common for marks to help."""
     if max(len(old), len(new)) > _LONGEST:
         return (), ()
     before, after = _WORD.findall(old), _WORD.findall(new)
@@ -174,7 +176,7 @@ def unified(preview: Preview, *, relative_to: str = "/", limits: DiffLimits = DE
 
 
 def opening(preview: Preview, relative_to: str) -> Iterator[Row]:
-    """Yield the rows before the content: the file name, the facts and warnings, and the sort of binary content."""
+    """Yield the rows before the content: the file name, other differences, warnings, and a sentence about binary content."""
     new = _name(preview.change.path, relative_to)
     old = _name(preview.change.renamed_from, relative_to) if preview.change.renamed_from else new
     yield ours(TITLE, f"diff --git {named(f'a/{old}')} {named(f'b/{new}')}")
@@ -187,7 +189,7 @@ def opening(preview: Preview, relative_to: str) -> Iterator[Row]:
 
 
 def closing(preview: Preview) -> Iterator[Row]:
-    """Yield the rows after the content, about the parts that are not shown."""
+    """Yield the rows after the content, which describe the parts that are not shown."""
     if preview.more_bytes:
         yield ours(WARNING, f"\\ {preview.more_bytes:,} more bytes are added, too much to show")
     for why in preview.unshown:
@@ -195,7 +197,7 @@ def closing(preview: Preview) -> Iterator[Row]:
 
 
 def summed_up(binary: Binary, change: Change) -> str:
-    """Describe binary content in one sentence."""
+    """Describe a change of binary content in one sentence."""
     old = "text" if binary.old_size is None else f"{binary.old_size:,} bytes of {binary.old_sort}"
     new = "text" if binary.new_size is None else f"{binary.new_size:,} bytes of {binary.new_sort}"
     if change.before is None:
@@ -211,9 +213,9 @@ def _name(path: str, relative_to: str) -> str:
 
 
 def paired_marks(preview: Preview, edit: Edit) -> tuple[dict[int, Marks], dict[int, Marks]]:
-    """Return the marks of the old and the new lines of an edit, by line number.
+    """Return the stretches to mark in the old and in the new lines of an edit, by line number.
 
-    Lines are paired in order. A large edit has no marks, because its pairs mean nothing.
+    Old and new lines are paired in order. A large edit has no marks, because its pairs mean nothing.
     """
     if edit.old_to - edit.old_from > _MOST_PAIRS or edit.new_to - edit.new_from > _MOST_PAIRS:
         return {}, {}
@@ -236,7 +238,7 @@ def _content(kind: str, line: bytes, path: str, marks: Marks = (), columns: int 
 
 @dataclass(frozen=True)
 class _Line:
-    """A line of one side; `at` is its index among the lines of the preview."""
+    """A line of one side of a side-by-side diff; `at` is its index among the lines of the preview."""
 
     kind: str
     at: int
@@ -309,7 +311,7 @@ class _Layout:
         )
 
     def _pieces(self, line: _Line | None) -> Sequence[tuple[int, int, int]]:
-        """Return where a line is broken: start, end and columns of each piece."""
+        """Break a line into pieces that fit the column. Return the start, end and width of each piece."""
         if line is None:
             return ()
         text = line.text
@@ -329,7 +331,7 @@ class _Layout:
 
 @dataclass(frozen=True)
 class Measured:
-    """A change and its size. `more` is set if there is more than was counted."""
+    """A change with its numbers of added and removed lines. `more` is set if some of them were not counted."""
 
     change: Change
     name: str
@@ -340,7 +342,7 @@ class Measured:
 
 
 def measured(preview: Preview, name: str) -> Measured:
-    """Return the size of a change for the summary, without its lines."""
+    """Return the numbers of added and removed lines of a change, for the summary. `name` is the file name to show."""
     binary = preview.binary
     sizes = ""
     if binary is not None:
@@ -381,7 +383,10 @@ def _remarks(each: Measured) -> str:
 
 
 def _bars(added: int, removed: int, most: int, room: int) -> tuple[int, int]:
-    """Return how many signs each side gets. A side that is not empty has at least one."""
+    """Return the lengths of the `+` bar and the `-` bar. A bar that is not empty has at least one sign.
+
+    The longest change of the summary has `most` lines and fills `room` columns.
+    """
     if most <= room:
         return added, removed
     plus = max(1, added * room // most) if added else 0

@@ -1,8 +1,7 @@
-"""A patch for `git apply`: exact bytes, with nothing escaped that git does not escape.
+"""Write a patch for `git apply`: exact bytes, escaped only as git itself escapes them.
 
-It carries content, the executable bit, links and renames in the project, with names relative to the project. Anything that it cannot carry
-is reported, never dropped silently. `git apply` compares a patch with the files that it finds. So files that have changed meanwhile come to
-no harm: git refuses the patch.
+A patch carries content, the executable bit, links and renames in the project, with names relative to the project. Everything that a patch
+cannot carry is reported. `git apply` compares a patch with the real files, and refuses it if they have changed meanwhile.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def git_mode(node: Node) -> int:
 
 
 def blob_name(content: bytes, node: Node | None) -> bytes:
-    """Return git's object name of content. Git refuses a binary patch without it."""
+    """Return git's object name of content; zeros if there is no file. Git refuses a binary patch without object names."""
     if node is None:
         return b"0" * 40
     return sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest().encode()
@@ -55,7 +54,7 @@ def literal(content: bytes) -> Iterator[bytes]:
 
 
 def quoted(name: bytes) -> bytes:
-    """Return a name as git spells it. Plain names stay as they are; others are quoted, which git always understands."""
+    """Return a file name as git writes it in a patch: plain names unchanged, all others in quotes."""
     if all(byte in _PLAIN for byte in name):
         return name
     escaped = (_ESCAPES.get(byte) or (bytes((byte,)) if 0x20 <= byte < 0x7F else b"\\%03o" % byte) for byte in name)
@@ -63,13 +62,13 @@ def quoted(name: bytes) -> bytes:
 
 
 def is_gits(path: str) -> bool:
-    """Return whether some filesystem takes a part of the path for `.git`. Git refuses a whole patch that contains such a path."""
+    """Return whether a name in the path means `.git` on some filesystem. Git refuses a whole patch that contains such a path."""
     return ".git" in components(path)
 
 
 @dataclass(frozen=True)
 class NotInPatch:
-    """Something that a patch cannot carry. With `content` the patch lacks a change of content, so it is incomplete."""
+    """A part of a change that a patch cannot carry. `content` is set if the patch lacks a change of content, and so is incomplete."""
 
     path: str
     what: str
@@ -116,7 +115,7 @@ class _Patch:
         return tuple(self._left)
 
     def _source(self, change: Change, gone: Mapping[str, Change]) -> Change | None:
-        """Return the deleted entry that a change renames, if git can express the rename."""
+        """Return the deletion of the path that `change` renames, if git can express the rename; otherwise None."""
         source = gone.get(change.renamed_from)
         if source is None or source.before is None or change.after is None or not _carried(change.after):
             return None
@@ -169,7 +168,7 @@ class _Patch:
         return content
 
     def _same(self, gone: Change, come: Change) -> bool:
-        """Return whether the content is the same. Git renames whatever it finds at the old name, without comparing."""
+        """Return whether two sides of a rename have the same content. Git renames the file at the old name without comparing it."""
         try:
             old = self._content(gone.before, lambda: self._former.open_old(gone))
             return old == self._content(come.after, lambda: self._contents.open_file(come))
@@ -218,7 +217,7 @@ def _signed(sign: bytes, lines: list[bytes]) -> Iterator[bytes]:
 
 
 def _has_unlisted_entries(change: Change) -> bool:
-    """Return whether a removed directory has unlisted entries: git removes only files that a patch names."""
+    """Return whether a removed directory has entries that the changes do not list. Git removes only files that a patch names."""
     stays = change.after is not None and change.after.type is EntryType.DIRECTORY
     return change.before is not None and change.before.type is EntryType.DIRECTORY and not stays and change.inside > 0
 

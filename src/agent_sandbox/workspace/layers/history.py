@@ -1,7 +1,7 @@
 """The generations and snapshots of a sandbox, and `history.json`, the only authority on its layers.
 
-Three parts: operations, which are pure and return a new `History`; the file; and the names of layers on disk, `<layers>/<key>/{upper,work}`
-with one key per overlay.
+The module has three parts: pure operations that return a new `History`, the file, and the names of layers on disk. A layer is
+`<layers>/<key>/{upper,work}`, with one key per overlay. A *stacking* store puts generations over one another; any other store copies them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LONGEST_LABEL = 200
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A state to go back to. `chain` are its layers, uppermost first; `automatic` means that the user did not ask for it."""
+    """A state to go back to. `chain` are its generations, uppermost first; `automatic` means that the user did not ask for it."""
 
     id: int
     label: str
@@ -38,9 +38,10 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class History:
-    """The present state of a sandbox: `active` over `chain`, descended from the snapshot `head`.
+    """The present state of a sandbox, and its snapshots.
 
-    `used` says that a run has used the active generation since it was made.
+    Runs write to the generation `active`, which lies over the generations in `chain`. The state descends from the snapshot `head`. `used`
+    says that a run has used the active generation.
     """
 
     active: int = 1
@@ -52,7 +53,7 @@ class History:
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """All layers, uppermost first."""
+        """The numbers of all present generations, uppermost first."""
         return (self.active, *self.chain)
 
     def snapshot(self, number: int) -> Snapshot:
@@ -62,7 +63,10 @@ class History:
 
 @dataclass(frozen=True)
 class HistoryStep:
-    """A new history. Each generation in `copies` has to be copied to its new number before the history is written."""
+    """A new history, and the snapshot that it adds, if any. `copies` are pairs of generations: old number, new number.
+
+    The caller has to copy each of them before it writes the history.
+    """
 
     history: History
     snapshot: Snapshot | None = None
@@ -70,7 +74,7 @@ class HistoryStep:
 
 
 def take(history: History, label: str, *, now: float, stacking: bool) -> HistoryStep:
-    """Take a snapshot of the present state."""
+    """Return the history with a snapshot of the present state. `stacking` says whether the store stacks generations or copies them."""
     return _taken(history, _checked(label), now=now, stacking=stacking, automatic=False)
 
 
@@ -87,7 +91,7 @@ def _taken(history: History, label: str, *, now: float, stacking: bool, automati
 
 
 def _frozen(history: History, stacking: bool) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
-    """Return the layers of a snapshot of the present state, and the copies it needs."""
+    """Return the generations that a snapshot of the present state consists of, and the copies (old and new number) that it needs."""
     if stacking:
         return (history.layers if history.used else history.chain), ()
     if not history.used and history.head is not None:
@@ -96,7 +100,7 @@ def _frozen(history: History, stacking: bool) -> tuple[tuple[int, ...], tuple[tu
 
 
 def go_back(history: History, to: Snapshot, *, now: float, stacking: bool) -> HistoryStep:
-    """Go back to a snapshot. If a run has used the active generation, an automatic snapshot keeps the present state reachable."""
+    """Return the history after going back to a snapshot. If a run has used the active generation, an automatic snapshot keeps its state."""
     snapshot: Snapshot | None = None
     if history.used:
         label = f"before rollback to {to.label or to.id}"[:LONGEST_LABEL]
@@ -115,10 +119,10 @@ def _both(move: HistoryStep) -> tuple[History, Snapshot | None]:
 
 
 def replaced(history: History, label: str, *, now: float, stacking: bool) -> tuple[HistoryStep, int]:
-    """Replace all layers by one new generation, and add a snapshot of the old layers. Also return the number of the new generation.
+    """Replace all generations by a new one, and add a snapshot of the old ones. Return the step and the number of the new generation.
 
-    The new generation must be made before the history is written. `copies` stays empty even in a store that copies, because the old active
-    generation becomes the layer of the snapshot.
+    The caller must make the new generation before it writes the history. `copies` stays empty even without `stacking`, because the snapshot
+    takes over the old active generation.
     """
     number = max((each.id for each in history.snapshots), default=0) + 1
     layers = history.layers if history.used or not stacking else history.chain
@@ -131,7 +135,7 @@ def replaced(history: History, label: str, *, now: float, stacking: bool) -> tup
 
 
 def restored(history: History, which: Snapshot, *, stacking: bool) -> History:
-    """Make a snapshot the present state and delete the snapshot; the present state is not kept."""
+    """Make a snapshot the present state, and delete the snapshot. The state before is not kept."""
     rest = forget(history, which)
     if stacking:
         return replace(rest, active=history.next, chain=which.chain, used=True, next=history.next + 1, head=which.parent)
@@ -139,7 +143,10 @@ def restored(history: History, which: Snapshot, *, stacking: bool) -> History:
 
 
 def squashed(history: History) -> tuple[History, int]:
-    """Replace the chain by one new generation. Also return its number: the generation must be made before the history is written."""
+    """Replace the chain by one new generation. Return the new history and the number of that generation.
+
+    The caller must make the generation before it writes the history.
+    """
     return replace(history, chain=(history.next,), next=history.next + 1), history.next
 
 
@@ -154,12 +161,12 @@ def forget(history: History, which: Snapshot) -> History:
 
 
 def referenced(history: History) -> frozenset[int]:
-    """Return the generations that are still needed."""
+    """Return the generations that the present state or a snapshot needs."""
     return frozenset(history.layers).union(*(each.chain for each in history.snapshots))
 
 
 def garbage(history: History, present: Iterable[str]) -> list[str]:
-    """Return the names of generations in a directory that nothing refers to. Other names are not ours, and left out."""
+    """Return those names in `present` that are generations and that the history does not need. Other names are not ours."""
     needed = {str(number) for number in referenced(history)}
     return sorted(name for name in present if name.isdecimal() and name.isascii() and name not in needed)
 
@@ -177,7 +184,7 @@ def tree(history: History) -> Iterator[tuple[int, Snapshot]]:
 
 
 def find(history: History, name: str | int | None) -> Snapshot:
-    """Return the snapshot with this id or label; without a name, the snapshot from which the present state descends, else the newest.
+    """Return the snapshot with this id or label. Without a name, return the one that the present state descends from, else the newest.
 
     Raises `PolicyError`, listing the snapshots, when none or several match.
     """
@@ -216,7 +223,7 @@ class Present:
 
     @classmethod
     def of(cls, history: History) -> Present:
-        """Return the present of a history."""
+        """Return the part of a history that a run needs."""
         others = sorted(referenced(history) - set(history.layers))
         return cls(history.active, history.chain, tuple(others), history.used)
 
@@ -238,7 +245,7 @@ def save(directory: str, history: History) -> None:
 
 
 def load(directory: str) -> History | None:
-    """Read the history; None when there is none. Raises `WorkspaceError` if it is damaged, having changed nothing."""
+    """Read the history; None if there is none. Raises `WorkspaceError` if it is damaged."""
     text = _read(directory)
     if text is None:
         return None
@@ -251,7 +258,7 @@ def load(directory: str) -> History | None:
 
 
 def glance(directory: str) -> Present | None:
-    """Return the part that a run needs, without parsing JSON; None when there is no history in the exact format of `save`."""
+    """Read the part of the history that a run needs, without parsing JSON; None if there is no history in the exact format of `save`."""
     text = _read(directory)
     head, _, rest = (text or "").partition(',"next":')
     active, _, head = head.removeprefix('{"active":').partition(',"chain":[')
@@ -334,7 +341,7 @@ def _flag(value: object) -> bool:
 
 
 def layer_targets(layers: int) -> tuple[str, ...]:
-    """Return the targets that have layers, sorted. A directory with an unknown target is skipped, never removed."""
+    """Return the targets (mount points of overlays) that have layers in this directory, sorted. Unknown directories are skipped."""
     targets = (_target_of(layers, key) for key in os.listdir(layers))
     return tuple(sorted(target for target in targets if target is not None))
 

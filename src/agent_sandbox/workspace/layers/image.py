@@ -1,4 +1,6 @@
-"""The image of a sandbox of root: one ext4 in one file. It is the disk quota. It is also the separate filesystem that stacked layers need.
+"""The image of a sandbox of root: an ext4 filesystem in one file.
+
+The image is the disk quota, and the separate filesystem that stacked layers need.
 
     <generation>/<key>/{upper,work,target}     see `layers.history`
     trash/                                     generations being removed
@@ -45,7 +47,7 @@ _SUPERBLOCK, _MAGIC, _NEEDS_RECOVERY, _HAS_ERRORS = 1024, 0xEF53, 4, 2
 
 
 class NoImage(WorkspaceError):
-    """This machine cannot make or attach images."""
+    """Raised if this machine cannot make or attach images."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Image:
 
     @property
     def identity(self) -> tuple[int, int]:
-        """Device and inode of the file. A loop device backed by them belongs to this image."""
+        """The device and inode of the image file, by which its loop device is found."""
         status = os.fstat(self.file)
         return status.st_dev, status.st_ino
 
@@ -113,7 +115,7 @@ def _formatting(capacity: int) -> tuple[str, ...]:
 
 
 def _reserve(file: int, capacity: int, room: int) -> None:
-    """Allocate the disk blocks that the sandbox may fill at first, and put ballast over the rest."""
+    """Allocate the disk blocks for the first `room` bytes that the sandbox may fill, and put a ballast file on the rest."""
     from agent_sandbox.kernel import syscalls as sc
 
     attached = _attach(file)
@@ -144,7 +146,7 @@ def _attach(file: int) -> loop.LoopDevice:
 
 
 def attach(path: str) -> Image:
-    """Attach an image of ours, or share the device that it is attached to. Raises `WorkspaceError` when it is unusable.
+    """Attach an image of ours to a loop device, or share the device that it is attached to. Raises `WorkspaceError` if it is unusable.
 
     Damage from a power cut is repaired first, by the journal or by `e2fsck -p`.
     """
@@ -178,7 +180,10 @@ def _open(path: str) -> int:
 
 
 def _lock_or_share(file: int, path: str) -> loop.LoopDevice | None:
-    """Lock the image and return None: the lock proves that no device is attached to it. If it is attached, return its device."""
+    """Lock the image and return None, or return the loop device that it is attached to.
+
+    The lock proves that no device is attached. Raises `Busy` if another program holds the lock.
+    """
     status = os.fstat(file)
     deadline = time.monotonic() + _STILL_WRITING_SECONDS
     while True:
@@ -194,7 +199,7 @@ def _lock_or_share(file: int, path: str) -> loop.LoopDevice | None:
 
 
 def _condition(file: int, path: str) -> str:
-    """Return `SOUND` if the last user unmounted the image, else the problem. For a killed process the kernel unmounts."""
+    """Return `SOUND` if the image was unmounted after its last use, else the problem. The kernel also unmounts for a killed process."""
     block = os.pread(file, 1024, _SUPERBLOCK)
     if len(block) < 1024 or struct.unpack_from("<H", block, 0x38)[0] != _MAGIC:
         raise _unusable(path, "it holds no filesystem")
@@ -204,7 +209,7 @@ def _condition(file: int, path: str) -> str:
 
 
 def _put_in_order(file: int, path: str, condition: str) -> None:
-    """Let the kernel replay the journal; if that is not enough, run `e2fsck -p`, which repairs what needs no decision."""
+    """Repair an image. The kernel replays its journal; if that is not enough, `e2fsck -p` makes the repairs that need no decision."""
     attached = _attach(file)
     try:
         os.close(loop.mount_detached(attached.device))
@@ -231,7 +236,7 @@ def _unusable(path: str, why: str) -> WorkspaceError:
 
 @contextmanager
 def opened(path: str) -> Iterator[tuple[Image, int]]:
-    """Attach an image for the duration of a block; yields it and a descriptor of its top directory."""
+    """Attach an image for the duration of a block. Yields the image and a descriptor of its top directory."""
     image = attach(path)
     try:
         top = _mounted(image)
@@ -251,7 +256,7 @@ def _mounted(image: Image) -> int:
 
 
 class Growth:
-    """Grows the image of a running sandbox when little space is left. Called repeatedly with the image's top directory."""
+    """Grows the image of a running sandbox when little space is left. A caller calls it again and again during the run."""
 
     def __init__(self, image: Image, limit_bytes: int | None) -> None:
         self._image = image
@@ -260,7 +265,10 @@ class Growth:
         self.refused = ""  # why it could not grow, in words for a person
 
     def __call__(self, top: int) -> None:
-        """Check the free space, and grow the image if needed. The faster the guest writes, the more the image grows at a time."""
+        """Grow the image if little space is left. `top` is the image's top directory.
+
+        The faster the guest writes, the more the image grows at a time.
+        """
         space = os.fstatvfs(top)
         free = space.f_bavail * space.f_frsize
         taken = max(0, (self._free_before or free) - free)
@@ -285,12 +293,15 @@ class Growth:
 
 
 def find_tool(name: str) -> str | None:
-    """Return the path of a filesystem tool in the usual directories; None if it is not there."""
+    """Return the path of a filesystem tool in the usual directories; None if it is not installed."""
     return next((path for place in _SEARCH if os.access(path := f"{place}/{name}", os.X_OK)), None)
 
 
 def _run(program: str, *arguments: str, fine: tuple[int, ...] = (0,)) -> None:
-    """Run a system program silently on a file of ours. It sees guest data only as the kernel wrote it."""
+    """Run a system program silently on a file of ours. Raises OSError unless its exit code is in `fine`.
+
+    The program sees guest data only as the kernel wrote it.
+    """
     quiet = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in range(3)]
     pid = os.posix_spawn(program, [program, *arguments], {"PATH": ":".join(_SEARCH)}, file_actions=quiet)
     try:

@@ -51,7 +51,7 @@ _KINDS = {kind.value: kind for kind in Kind}
 
 
 class Counterpart:
-    """The real entries that correspond to an overlay's layers. A context manager.
+    """The real entries at the paths of an overlay's layers. A context manager.
 
     `left` is the number of bytes that may still be read for comparisons.
     """
@@ -71,7 +71,7 @@ class Counterpart:
         self._close_file()
 
     def status(self, path: str, name: str) -> os.stat_result | None:
-        """Return the status of a name in the directory at `path`, without following a link. The name becomes the current entry."""
+        """Return the status of the real entry `name` in the directory at `path`; None if it is missing. It becomes the current entry."""
         self._close_file()
         if path != self._path:
             self._path, self._directory = path, self._reality.directory(path)
@@ -83,7 +83,7 @@ class Counterpart:
             return None
 
     def node(self, name: str, status: os.stat_result, ours: LayerEntry | None = None) -> Node | None:
-        """Return the node of the current entry; None when it has gone. `ours` is the layer's entry that will be compared with it."""
+        """Return the node of the current entry; None if the entry has gone. `ours` is the layer's entry that is compared with it."""
         directory = self._directory
         if directory is None:
             return None
@@ -96,7 +96,7 @@ class Counterpart:
             return None
 
     def has_content_of(self, ours: LayerEntry, status: os.stat_result | None, seen: Fingerprint | None) -> bool | None:
-        """Return whether a layer's file has the real content, or the content of `seen`; None when that cannot be determined."""
+        """Return whether a layer's file has the content of the real file, or of `seen`; None if that cannot be determined."""
         own = ours.own
         try:
             if own is None:
@@ -114,7 +114,7 @@ class Counterpart:
                 os.close(own)
 
     def forget(self) -> None:
-        """Drop the current directory; call this after another use of the same `Reality`."""
+        """Forget the current directory. Call this after another use of the same `Reality`, which may have closed the directory."""
         self._path = None
 
     def _attributes_of_file(self, directory: int, name: str, status: os.stat_result, ours: LayerEntry) -> dict[str, bytes] | None:
@@ -195,7 +195,7 @@ class _Budget:
 
 @dataclass(frozen=True, slots=True)
 class _Surroundings:
-    """The context of a layer's directory while its entries are read."""
+    """The facts about a layer's directory that are needed while its entries are read."""
 
     path: str  # with a trailing slash
     relative: str  # relative to the top of the overlay, without the slash
@@ -228,7 +228,7 @@ class _Reader:
         self.around.append(_Surroundings(self.target.rstrip("/") + "/", "", True, masked))
 
     def read(self, entry: LayerEntry, changes: list[Change]) -> None:
-        """Add the changes of one entry. Entries come in the order of `walk`."""
+        """Read one layer entry, and append its changes to `changes`. Entries must come in the order of `walk`."""
         if len(self.around) > entry.depth + 1:
             del self.around[entry.depth + 1 :]
         around = self.around[-1]
@@ -278,7 +278,7 @@ class _Reader:
     def _kind(
         self, before: Node | None, after: Node, entry: LayerEntry, base: Base | None, status: os.stat_result | None
     ) -> tuple[Kind | None, bool]:
-        """Return the kind of change, or None; and whether something was unreadable. Anything that cannot be compared counts as changed."""
+        """Return the kind of change (None if nothing changed), and whether something was unreadable, which counts as changed."""
         if before is None:
             return Kind.ADDED, after.type is EntryType.DIRECTORY and entry.own is None
         if before.type is not after.type:
@@ -298,7 +298,7 @@ class _Reader:
         return (Kind.XATTR if before.xattrs != after.xattrs else None), unread
 
     def _completed(self, change: Change, before: Node | None, entry: LayerEntry) -> Change:
-        """Add the rarer fields: the path with the same inode, and the number of real entries that go with a removed directory."""
+        """Return the change with its rarer fields: another path of the same inode, or the number of entries in a replaced directory."""
         if entry.status.st_nlink > 1 and stat.S_ISREG(entry.status.st_mode):
             first = self.links.setdefault((entry.status.st_dev, entry.status.st_ino), change.path)
             return replace(change, link_of=first) if first != change.path else change
@@ -312,7 +312,7 @@ class _Reader:
         return Change(path, Kind.DELETED, before, None, self.target, inside=inside, masks_real=self._mask_below(path))
 
     def _removed_by_opaque(self, within: _Surroundings, kept: frozenset[str]) -> Iterator[Change]:
-        """Yield the deletions that an opaque directory, the last one read, implies."""
+        """Yield a deletion for each real entry of an opaque directory, the last one read, except for the names in `kept`."""
         names = {*self.reality.names(within.relative), *self._based_in(within.path)} - kept
         self.real.forget()
         for name in sorted(names):
@@ -329,7 +329,7 @@ class _Reader:
                 yield self._deleted(path, within.below(name), before)
 
     def _based_in(self, directory: str) -> list[str]:
-        """Return the names in a real directory that have a base, whether or not they still exist."""
+        """Return the names in a real directory that have a base, also names that no longer exist."""
         if self.children is None:
             self.children = {}
             for path in self.bases:
@@ -369,25 +369,28 @@ def uncollected() -> Iterator[None]:
 
 
 class Witnesses:
-    """The real entries at paths with an unknown base. `reliable` is False when they do not cover everything that was examined."""
+    """The status of each real entry on which a change set depends. `reliable` is False if it depends on more than these entries."""
 
     def __init__(self) -> None:
         self.reliable = True
         self.seen: list[list[Any]] = []
 
     def note(self, path: str, status: os.stat_result | None) -> None:
-        """Record the status of one real path."""
+        """Record the status of the real entry at a path."""
         self.seen.append([path, _looks(status)])
         if len(self.seen) > _MOST_WITNESSES:
             self.give_up()
 
     def give_up(self) -> None:
-        """Mark the witnesses as unreliable: more of reality was examined than single paths."""
+        """Mark the witnesses as unreliable, because the change set depends on more real entries than they cover."""
         self.reliable = False
 
 
 def _looks(status: os.stat_result | None) -> list[int] | None:
-    """Return the fields that must not change: mode and owner, and for an entry that is no directory also device, inode and change time."""
+    """Return the fields of a status that must stay the same for a cached change set to be used.
+
+    These are mode and owner; for an entry that is no directory also device, inode and change time.
+    """
     if status is None:
         return None
     looks = [status.st_mode, status.st_uid, status.st_gid]
@@ -395,7 +398,7 @@ def _looks(status: os.stat_result | None) -> list[int] | None:
 
 
 def cache_key(sandbox: str, bases: str, generations: Sequence[int], masks: Iterable[str]) -> str | None:
-    """Return a key of the layers, bases and masks of a change set; None while a run is unfinished."""
+    """Return a cache key for the layers, bases and masks of a change set; None while a run is unfinished."""
     digest = sha256(f"{_CACHE_FORMAT} {os.geteuid()}".encode())
     try:
         with open(os.path.join(sandbox, "history.json"), "rb") as file:
@@ -415,7 +418,10 @@ def cache_key(sandbox: str, bases: str, generations: Sequence[int], masks: Itera
 
 
 def save_changes(sandbox: str, key: str, changes: ChangeSet, witnesses: Witnesses) -> None:
-    """Store a change set if it is cacheable. Not synced: a file torn by a crash fails its checksum. Raises OSError."""
+    """Cache a change set under a key, if its witnesses are reliable. Raises OSError.
+
+    The file is not synced: its checksum reveals a file torn by a crash.
+    """
     if not witnesses.reliable or any(change.unread or change.masks_real for change in changes):
         return
     rows = [_change_row(change) for change in changes]
@@ -424,7 +430,7 @@ def save_changes(sandbox: str, key: str, changes: ChangeSet, witnesses: Witnesse
 
 
 def load_changes(sandbox: str, key: str) -> ChangeSet | None:
-    """Return the change set stored under this key if every witness still holds; otherwise None."""
+    """Return the change set cached under this key, if every real entry it depends on is unchanged; otherwise None."""
     try:
         with open(os.open(os.path.join(sandbox, _CACHE), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
             if file.read(_KEY_BYTES) != key.encode():
@@ -442,7 +448,7 @@ def load_changes(sandbox: str, key: str) -> ChangeSet | None:
 
 
 def _checksum(body: bytes) -> bytes:
-    """Return a checksum that reveals a file torn by a crash. It need not resist forgery: an attacker who can write here needs none."""
+    """Return a checksum that reveals a file torn by a crash. It does not protect against forgery by somebody who can write the file."""
     return crc32(body).to_bytes(_CHECKSUM, "big")
 
 

@@ -172,7 +172,7 @@ class _Search:
             os.close(fd)
 
     def _by_lines(self, files: Sequence[Change]) -> None:
-        """Match texts that are at least half the same, best first."""
+        """Match added texts with deleted texts that are at least half the same, best matches first."""
         olds = [(path, size) for path, size in self.old.files() if path not in self.used and size <= _TEXT]
         news = [(change, change.after.size) for change in files if change.after and change.after.size <= _TEXT]
         if len(olds) * len(news) > _PAIRS:
@@ -193,7 +193,7 @@ class _Search:
                 self.used.add(old_path)
 
     def _directories(self, added: Sequence[Change]) -> None:
-        """Match directories whose entire content moved, from the innermost out."""
+        """Match added directories whose entire content moved, inner directories first."""
         for change in added:
             self.children[change.path.rpartition("/")[0]].append(change)
         for change in reversed(added):
@@ -205,7 +205,7 @@ class _Search:
                     self.used.add(old)
 
     def _where_from(self, within: Sequence[Change]) -> str:
-        """Return the old directory that held exactly these entries, or ""."""
+        """Return the old directory from which exactly these entries moved; "" if there is none."""
         first = next((self.found[change.path] for change in within if change.path in self.found), "")
         old = first.rpartition("/")[0]
         if self.old.inside.get(old) != {change.path.rpartition("/")[2] for change in within}:

@@ -48,7 +48,7 @@ def squash(stack: Stack, into: int, *, link: bool, without: Collection[str] = ()
 
 @dataclass(slots=True)
 class _Dropped:
-    """Paths to leave out, as a tree of names."""
+    """A tree of names that holds the paths to leave out."""
 
     below: dict[str, _Dropped] = field(default_factory=dict)
     itself: bool = False
@@ -93,7 +93,7 @@ def _write_target(stack: Stack, target: str, top: int, into: int, reality: Reali
 
 @dataclass(slots=True)
 class _Level:
-    """A directory that is being written."""
+    """A directory of the new generation that is being written."""
 
     name: str
     entry: LayerEntry | None  # None for the top
@@ -114,7 +114,7 @@ class _Writer:
     first_links: dict[tuple[int, int], str] = field(default_factory=dict)
 
     def write(self, entry: LayerEntry) -> None:
-        """Write one entry, or leave it out. Entries come in the order of `walk`."""
+        """Write one entry to the new generation, or leave it out. Entries must come in the order of `walk`."""
         self.leave_to(entry.depth)
         level = self.levels[-1]
         dropped = level.dropped.below.get(entry.name) if level.dropped is not None else None
@@ -130,7 +130,7 @@ class _Writer:
             self._white_out(entry.name)
 
     def leave_to(self, depth: int) -> None:
-        """Finish the directories below a depth."""
+        """Finish the directories deeper than `depth`, and go up."""
         while len(self.levels) > depth + 1:
             level = self.levels.pop()
             if level.made and level.entry is not None:
@@ -145,7 +145,7 @@ class _Writer:
                     self.here = above
 
     def without_marks(self, attributes: Mapping[str, bytes]) -> dict[str, bytes]:
-        """Return the attributes without those that the overlay sets for itself."""
+        """Return the attributes without the overlay's own."""
         return {name: value for name, value in attributes.items() if not name.startswith(self.stack.prefix)}
 
     def _begin(self, entry: LayerEntry, above: _Level, dropped: _Dropped | None) -> None:
@@ -168,7 +168,7 @@ class _Writer:
         return "/".join(level.name for level in self.levels[1:])
 
     def _is_real(self, entry: LayerEntry) -> bool:
-        """Return whether the real directory at this path has the same metadata as the layer's. Contents are not compared."""
+        """Return whether a real directory with the same metadata is at the entry's path. Contents are not compared."""
         path, _, name = self._path().rpartition("/")
         directory, status = self.reality.directory(path), self.reality.status(path, name)
         if directory is None or status is None or not stat.S_ISDIR(status.st_mode):

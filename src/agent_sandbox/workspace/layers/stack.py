@@ -41,8 +41,8 @@ _MOST_KEPT = 64  # descriptors of outer directories, all layers together
 class Stack:
     """Opened generations, uppermost first. A context manager, and `changes.Contents`. Not thread-safe.
 
-    `userxattr` says how the overlays are mounted; `owner_shift` is the offset of the owner ids in the layers. `numbers` are the numbers of
-    the generations, if they belong to a stored sandbox.
+    `userxattr` says whether the overlays are mounted with that option; `owner_shift` is the offset of the owner ids in the layers.
+    `numbers` are the numbers of the generations, if they belong to a stored sandbox.
     """
 
     def __init__(self, generations: tuple[int, ...], *, userxattr: bool, owner_shift: int = 0, numbers: tuple[int, ...] = ()) -> None:
@@ -57,7 +57,7 @@ class Stack:
 
     @classmethod
     def of(cls, generations: Sequence[int], *, userxattr: bool, owner_shift: int = 0, numbers: tuple[int, ...] = ()) -> Stack:
-        """Return the stack of these descriptors. The stack duplicates them and closes its copies; the caller closes the originals."""
+        """Return the stack of these open generations. The stack duplicates the descriptors; the caller closes its own."""
         with ExitStack() as undo:
             own: list[int] = []
             for generation in generations:
@@ -77,7 +77,7 @@ class Stack:
         self._generations = ()
 
     def uppers(self, target: str) -> list[int]:
-        """Open the upper directories of an overlay, for the caller to close. Raises `WorkspaceError` when one is damaged."""
+        """Open the upper directories of the overlay at `target`. The caller closes them. Raises `WorkspaceError` if one is damaged."""
         key = quote_target(target)
         uppers: list[int] = []
         try:
@@ -91,7 +91,7 @@ class Stack:
         return uppers
 
     def walk(self, target: str, *, limit: int = beneath.ENTRY_LIMIT) -> Generator[LayerEntry, None, None]:
-        """Yield the merged entries in the layers of an overlay: see `walk_layers`."""
+        """Yield the merged entries of all layers of the overlay at `target`; see `walk_layers`."""
         uppers = self.uppers(target)
         try:
             yield from walk_layers(uppers, self.prefix, limit=limit)
@@ -120,7 +120,7 @@ class Stack:
         self._open, self._parts = None, []
 
     def _resolve(self, target: str, where: str) -> list[int]:
-        """Open the directories of the layers that make up one merged directory, by the rules of `walk_layers`."""
+        """Open each layer's part of the merged directory `where` in the overlay at `target`, by the rules of `walk_layers`."""
         parts = self.uppers(target)
         while where and parts:
             name, _, rest = (where, "", "") if len(parts) == 1 else where.partition("/")  # in a single layer, marks do not matter
@@ -195,7 +195,7 @@ def stacked(top: int, numbers: tuple[int, ...], *, userxattr: bool, owner_shift:
 
 @contextmanager
 def new_generation(top: int, number: int) -> Iterator[int]:
-    """Create an empty generation for the block to fill, and sync it at the end. A leftover with this number is moved to the trash."""
+    """Create an empty generation for the block to fill, and sync it at the end. An old generation of this number goes to the trash."""
     _move_aside(top, str(number))
     os.mkdir(str(number), 0o700, dir_fd=top)
     generation = os.open(str(number), _DIRECTORY, dir_fd=top)
@@ -207,7 +207,7 @@ def new_generation(top: int, number: int) -> Iterator[int]:
 
 
 def tidy(top: int, history: History, *, until: float = math.inf) -> None:
-    """Remove unreferenced generations until the time `until`; the rest waits in the trash for the next call.
+    """Remove unreferenced generations until the time `until` (monotonic clock). The rest waits in the trash for the next call.
 
     Raises `WorkspaceError` when something cannot be removed.
     """
@@ -243,9 +243,10 @@ def _move_aside(top: int, name: str) -> None:
 
 @dataclass(slots=True)
 class LayerEntry:
-    """One name of the merged tree, as it is in the uppermost layer that has it. `directory` is the directory of the name in that layer.
+    """One entry of the merged tree, as it is in the uppermost layer that has it.
 
-    Descriptors and `names` are valid until the walk yields the next entry.
+    `directory` is a descriptor of the entry's directory in that layer. Descriptors and `names` are valid until the walk yields the next
+    entry.
     """
 
     name: str
@@ -280,10 +281,11 @@ class _Level:
 
 
 def walk_layers(uppers: Sequence[int], prefix: str, *, limit: int = beneath.ENTRY_LIMIT) -> Generator[LayerEntry, None, None]:
-    """Yield every entry of the merged tree of these directories, uppermost first: directories before their contents, sorted by name.
+    """Yield every entry of the tree that overlayfs would merge from these directories, given uppermost first.
 
-    Whiteouts are included. Directories that their owner may not read are made readable while the walk is in them. Raises `TooMany` after
-    `limit` entries, and `MovedAway` when a directory is moved away during the walk.
+    A directory comes before its contents; names are sorted. Whiteouts are included. Directories that their owner may not read are made
+    readable while the walk is in them. Raises `TooMany` after `limit` entries, and `MovedAway` when a directory is moved away during the
+    walk.
     """
     walker = _Walker(prefix, [os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=upper) for upper in uppers], limit)
     try:
@@ -293,7 +295,7 @@ def walk_layers(uppers: Sequence[int], prefix: str, *, limit: int = beneath.ENTR
 
 
 def mark(directory: int | str, prefix: str) -> bytes:
-    """Return the overlay's mark on a directory: b"y" for opaque, b"x" if it contains whiteouts by attribute, else b""."""
+    """Return the overlay's mark on a directory: b"y" if it is opaque, b"x" if attributes mark whiteouts in it, else b""."""
     name = prefix + "opaque"
     try:
         return os.getxattr(directory, name) if name in os.listxattr(directory) else b""
@@ -329,7 +331,11 @@ class _Walker:
                         os.close(fd)
 
     def _take(self, level: _Level, name: str) -> tuple[LayerEntry | None, Sequence[int]]:
-        """Return the entry of a name, and descriptors to close after use. The entry is None if it has gone, or if it is taken later."""
+        """Return the entry of a name, and descriptors to close after use.
+
+        The entry is None if it has gone. It is also None if the entry was swapped meanwhile: then the name is put back and taken again
+        later.
+        """
         holders = level.parts if level.holders is None else level.holders[name]
         part, closed = holders[0], False
         kind = part.types[name]
@@ -370,7 +376,7 @@ class _Walker:
         return LayerEntry(name, len(self.levels) - 1, status, directory, attributes, whiteout, own), (own,)
 
     def close(self) -> None:
-        """Go up to the top, restoring modes. Afterwards no descriptor is left."""
+        """Leave all directories, restore their modes, and close all descriptors."""
         try:
             while self.levels:
                 self._leave()
@@ -380,7 +386,7 @@ class _Walker:
                     os.close(fd)
 
     def _enter(self, name: str, holders: list[_Part]) -> tuple[LayerEntry, Sequence[int]]:
-        """Go down into a directory in each layer that has a part of it. Returns its entry, and descriptors to close after use."""
+        """Go down into a directory in each layer that has it. Return the directory's entry, and descriptors to close after use."""
         parts: list[_Part] = []
         looks: list[tuple[os.stat_result, dict[str, bytes]]] = []
         opened: list[int] = []
@@ -419,7 +425,7 @@ class _Walker:
         return entry, self._keep(parts)
 
     def _keep(self, parts: list[_Part]) -> list[int]:
-        """Keep the descriptors of the outer directories; if too many are open, return them to be closed."""
+        """Keep the descriptors of the parent directories open. If too many are open already, return them for the caller to close."""
         if self.kept + len(parts) <= _MOST_KEPT:
             self.kept += len(parts)
             return []
@@ -429,7 +435,7 @@ class _Walker:
         return outer
 
     def _leave(self) -> None:
-        """Go up from the innermost directory in every layer that has a part of it."""
+        """Go up from the innermost directory, in every layer that has it."""
         level = self.levels.pop()
         waiting = list(level.parts)
         try:

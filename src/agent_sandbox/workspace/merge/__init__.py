@@ -2,6 +2,6 @@
 
 *Ours* is the sandbox, *theirs* is reality, the *base* is the real state when the sandbox first covered a path.
 
-text.py    three texts into one, or into conflicts; the edits between two lists of lines
-tree.py    one path, and answers to conflicts
+text.py    merge two versions of a text; find the edits between two lists of lines
+tree.py    merge two versions of a path; apply answers to conflicts
 """

@@ -53,7 +53,7 @@ def find_edits(old: Sequence[bytes], new: Sequence[bytes], *, steps: int = STEPS
 
 
 class _Search:
-    """The search for pairs of unchanged lines. A loop over stretches, not a recursion: the file decides how deep they nest."""
+    """Finds pairs of unchanged lines. It loops over stretches instead of recursing, because the file decides how deep stretches nest."""
 
     def __init__(self, old: list[int], new: list[int], steps: int) -> None:
         self._old, self._new, self._left = old, new, steps
@@ -115,7 +115,7 @@ class _Search:
 
 
 def _start(furthest: dict[int, int], diagonal: int, edits: int) -> int:
-    """Return where a diagonal is entered with one more edit: an inserted or a removed line."""
+    """Return where the path with this number of edits enters a diagonal, in Myers' algorithm: after an inserted or a removed line."""
     if diagonal == -edits or (diagonal != edits and furthest[diagonal - 1] < furthest[diagonal + 1]):
         return furthest[diagonal + 1]
     return furthest[diagonal - 1] + 1
@@ -139,7 +139,7 @@ def _backtrack(trail: list[dict[int, int]], x: int, y: int) -> Iterator[tuple[in
 
 
 def _anchors(a: list[int], b: list[int], old: list[int], new: list[int]) -> list[tuple[int, int]]:
-    """Return the longest run, in the same order on both sides, of lines that occur once on each side."""
+    """Return the longest list of lines that occur once on each side, in the same order. A line is given by its position on each side."""
     once_old, once_new = _unique(a, old), _unique(b, new)
     pairs = sorted((position, once_new[line]) for line, position in once_old.items() if line in once_new)
     tails: list[int] = []  # the smallest end of an increasing run of each length
@@ -182,7 +182,7 @@ def _edits_between(matches: list[tuple[int, int]], old_length: int, new_length: 
 def _slide_down(old: list[int], new: list[int], edits: list[Edit]) -> list[Edit]:
     """Move each insertion and removal down over lines that equal its first line, and join it with the edit that it meets.
 
-    It is unknowable which of several equal lines was inserted. If both sides made the same edit, it must have the same place on both.
+    Nobody can know which of several equal lines was inserted. So that the same edit on both sides is recognised, it needs one fixed place.
     """
     result: list[Edit] = []
     pending = edits[::-1]
@@ -206,7 +206,7 @@ def _slide_down(old: list[int], new: list[int], edits: list[Edit]) -> list[Edit]
 
 @dataclass(frozen=True)
 class Labels:
-    """The names of the sides behind conflict markers."""
+    """The names of the sides, as written after conflict markers."""
 
     ours: str = "sandbox"
     base: str = "base"
@@ -215,7 +215,7 @@ class Labels:
 
 @dataclass(frozen=True)
 class TextConflict:
-    """Lines that both sides changed, and the same lines of the base; `base` is None if the base is not known."""
+    """Lines that both sides changed differently, with the same lines of the base; `base` is None if it is not known."""
 
     base: Lines | None
     ours: Lines
@@ -227,14 +227,14 @@ Piece = Lines | TextConflict
 
 @dataclass(frozen=True)
 class Merged:
-    """The text in pieces. `why` says why the whole text is one conflict; it is empty if lines were merged."""
+    """The result of a text merge, in pieces. `why` says why the whole text is one conflict; it is empty if lines were merged."""
 
     pieces: tuple[Piece, ...]
     why: str = ""
 
     @property
     def conflicts(self) -> tuple[TextConflict, ...]:
-        """The pieces that both sides changed."""
+        """The pieces in conflict."""
         return tuple(piece for piece in self.pieces if isinstance(piece, TextConflict))
 
     def text(self) -> bytes:
@@ -314,7 +314,7 @@ def split_lines(content: bytes) -> Lines:
 
 
 def split_whole(content: bytes) -> Lines:
-    """Return the content as one piece that is not a line."""
+    """Return the content as a single piece, for content that is not merged by lines."""
     return (content,) if content else ()
 
 
@@ -331,7 +331,7 @@ def _two_way(mine: Lines, yours: Lines, edits: list[Edit]) -> Iterator[Piece]:
 
 @dataclass(frozen=True)
 class _Region:
-    """Base lines changed by edits that touch one another, and these edits, by side."""
+    """A stretch of base lines, from `start` to `stop`, and the edits of both sides that change it."""
 
     start: int
     stop: int
@@ -357,7 +357,7 @@ def _three_way(old: Lines, mine: Lines, yours: Lines, our_edits: list[Edit], the
 
 
 def _regions(our_edits: list[Edit], their_edits: list[Edit]) -> Iterator[_Region]:
-    """Yield groups of edits that overlap or touch: an edit may depend on lines that the other side changed."""
+    """Yield groups of edits that overlap or touch. An edit may depend on neighbouring lines that the other side changed."""
     ordered = sorted([(edit, True) for edit in our_edits] + [(edit, False) for edit in their_edits], key=lambda each: _extent(each[0]))
     group: list[tuple[Edit, bool]] = []
     stop = 0
@@ -385,13 +385,13 @@ def _region(group: list[tuple[Edit, bool]], stop: int) -> _Region:
 
 
 def _side(lines: Lines, region: _Region, edits: tuple[Edit, ...]) -> Lines:
-    """Return one side's version of these lines of the base."""
+    """Return one side's version of the base lines in a region. `lines` are all lines of that side, `edits` its edits in the region."""
     first, last = edits[0], edits[-1]
     return lines[first.new_from - (first.old_from - region.start) : last.new_to + (region.stop - last.old_to)]
 
 
 def _joined(pieces: Iterator[Piece]) -> Iterator[Piece]:
-    """Yield the pieces, with consecutive lines joined into one piece."""
+    """Yield the pieces, with consecutive pieces of merged lines joined into one."""
     lines: list[bytes] = []
     for piece in pieces:
         if isinstance(piece, TextConflict):

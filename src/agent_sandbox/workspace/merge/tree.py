@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Version:
-    """The entry at a path on one side. A file has its `content`, or only a digest if it is too large or was not kept."""
+    """The entry at a path on one side of a merge. A file has its `content`, or only a digest if it is too large or was not kept."""
 
     node: Node
     content: bytes | None = None
@@ -56,7 +56,7 @@ class ConflictKind(Enum):
 
 @dataclass(frozen=True)
 class Conflict:
-    """A merge conflict to be answered. `known` is False if there was no base; `merged` is set if the conflict is about text."""
+    """A merge conflict to be answered. `known` is False if there was no base; `merged` is the text merge, if the conflict is about text."""
 
     path: str
     kind: ConflictKind
@@ -75,7 +75,7 @@ class Conflict:
 
 @dataclass(frozen=True)
 class MergedEntry:
-    """The merged state of a path; a `result` of None means no entry. A property in conflict has the sandbox's value in `result`."""
+    """The merge result for one path. `result` is None if no entry is left, and has the sandbox's value for each property in conflict."""
 
     path: str
     result: Version | None
@@ -83,7 +83,7 @@ class MergedEntry:
 
 
 def merge_entry(path: str, base: Version | None, ours: Version | None, theirs: Version | None, *, known: bool = True) -> MergedEntry:
-    """Merge one path. With `known` False there is no base, and `base` is ignored."""
+    """Merge two versions of a path. If `known` is False there is no base, and `base` is ignored."""
     base = base if known else None
     if _same(ours, theirs) or (known and _same(theirs, base)):
         return MergedEntry(path, ours)
@@ -107,7 +107,7 @@ def _same(one: Version | None, other: Version | None) -> bool:
 
 
 class _EntryMerge:
-    """The merge of two versions of the same type, property by property."""
+    """Merges two versions of the same type, property by property."""
 
     def __init__(self, path: str, base: Version | None, ours: Version, theirs: Version, known: bool) -> None:
         self._path, self._base, self._ours, self._theirs, self._known = path, base, ours, theirs, known
@@ -144,7 +144,7 @@ class _EntryMerge:
         return real
 
     def _content(self, old: Version | None) -> tuple[bytes | None, str, int]:
-        """Return the content, its digest if the content is not at hand, and its size."""
+        """Return the merged content, its digest if known, and its size. The content is None if it is not at hand."""
         ours, theirs = self._ours, self._theirs
         taken = ours
         if not ours.holds_the_same(theirs) and not theirs.holds_the_same(old):

@@ -42,7 +42,7 @@ _ORIGIN = struct.Struct("=BBBBB16s")  # struct ovl_fb: version, magic, length, f
 
 @dataclass
 class Budget:
-    """Limits on how much of reality is read at the end of one run.
+    """Limits on how much of the real tree is read at the end of one run.
 
     Beyond these limits a base is kept without content, or a directory without the list of its entries.
     """
@@ -57,7 +57,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Captured:
-    """The number of bases added, and how many of them are unknown because reality had already changed."""
+    """The number of bases added, and how many of them are unknown because the real entry had already changed."""
 
     added: int
     unknown: int
@@ -74,7 +74,7 @@ class RealDirectory:
 
 @dataclass
 class OriginalsWriter:
-    """The bases that one run adds, buffered on their way into the files."""
+    """Records the bases that one run adds. Lines are buffered before they are written to the files."""
 
     directory: str
     generation: int
@@ -98,7 +98,7 @@ class OriginalsWriter:
         return len(self._paths)
 
     def unmoved(self, status: os.stat_result | None) -> bool:
-        """Return whether an entry is unchanged since the run began. `status` is None for a missing entry, which counts as unchanged."""
+        """Return whether an entry with this status is unchanged since the run began. None, a missing entry, counts as unchanged."""
         if status is None:
             return True
         # Some filesystems keep whole seconds, or two of them: then a later change may have an earlier time.
@@ -106,7 +106,10 @@ class OriginalsWriter:
         return status.st_ctime_ns + rounded < self.before
 
     def keep(self, path: str, real: int | None, name: str, status: os.stat_result | None, place: RealDirectory, masked: bool) -> None:
-        """Add the base of one path. `real` is its directory, `status` the status of the entry."""
+        """Add the base of one path. `real` is a descriptor of the real directory `place`; `status` is the status of the entry `name` in it.
+
+        If the entry is `masked`, its content is not kept.
+        """
         now = os.fstat(real) if real is not None else None
         if now is not None and place.status is not None and (now.st_dev, now.st_ino) != (place.status.st_dev, place.status.st_ino):
             self._add(Base(path, None, known=False))  # the directory has just been swapped
@@ -120,7 +123,7 @@ class OriginalsWriter:
             self._add(self._base(path, real, name, place, content=not masked))
 
     def _base(self, path: str, real: int, name: str, place: RealDirectory, *, content: bool) -> Base:
-        """Return the base of an entry. Its times, taken after the read, decide whether it changed during the run."""
+        """Return the base of an entry. It is unknown if the entry changed during the run or while it was read."""
         kept = ""
         try:
             seen = look(real, name, now_ns=self.now_ns())
@@ -151,9 +154,9 @@ class OriginalsWriter:
         return replace(seen, digest=sha256(content).hexdigest()), self.contents.add(content)
 
     def list(self, path: str, relative: str, reality: Reality, place: RealDirectory) -> None:
-        """Record everything below a real directory. Content is read only if the entry's times may fail to show a later change.
+        """Add the bases of everything below a real directory, and then a `below` line, which says that none is missing.
 
-        A list that is incomplete gets no `below` line.
+        Content is read only if the entry's times may fail to show a later change. If an entry cannot be recorded, there is no `below` line.
         """
         directory = reality.directory(relative)
         if directory is None:
@@ -194,7 +197,7 @@ class OriginalsWriter:
             self.write("")
 
     def flush_absent(self) -> None:
-        """Write the names that did not exist, one line per directory."""
+        """Write the buffered names that did not exist, one line per directory."""
         for parent, names in self._absent.items():
             self._append(files.spell_nothing(parent, names))
         self._absent.clear()
@@ -207,7 +210,7 @@ class OriginalsWriter:
 
 
 def is_copied_up(upper: int, path: str, prefix: str, real: int, *, since_ns: int) -> bool | None:
-    """Return whether a layer's directory at `path` is a copy, made after `since_ns`, of the directory of that name in `real`.
+    """Return whether the layer's directory at `path` is a copy, made after `since_ns`, of the real directory of that name in `real`.
 
     A copy from an earlier run shows only what was real in that run; another directory may have been there meanwhile. The overlay records
     the file handle of the directory that it copied. Return None if the handle cannot be compared: for users other than root, on filesystems
@@ -242,7 +245,7 @@ def _born_since(upper: int, path: str, since_ns: int) -> bool:
 
 
 def attribute(directory: int, path: str, name: str) -> bytes | None:
-    """Return an extended attribute of `path` below a layer's directory; None if it has none."""
+    """Return an extended attribute of the entry at `path` in a layer; None if the entry or the attribute is missing."""
     try:
         handle = open_beneath(directory, path, os.O_PATH | os.O_NOFOLLOW)
     except OSError:
@@ -269,7 +272,7 @@ def keep(
     budget: Budget | None = None,
     now_ns: Callable[[], int] = time.time_ns,
 ) -> Captured:
-    """Keep the bases of the active generation. `uppers` are its targets and descriptors of their upper directories.
+    """Capture the bases of the active generation. `uppers` are its overlay targets, with descriptors of their upper directories.
 
     `since_ns` is the result of `begin`, `began_ns` its argument, `already` the bases of the whole chain, `prefix` the prefix of this
     overlay's attributes. An entry at a mask is recorded without content: it was hidden for a reason. Raises WorkspaceError; then every base
@@ -291,7 +294,7 @@ def keep(
 
 
 def bases_now(paths: Collection[str], *, machine_root: str = "/") -> list[Base]:
-    """Return the present state of these directories as bases, for a caller that has just put them into that state. Raises OSError."""
+    """Return bases with the present real state of these directories. The caller has just put them into that state. Raises OSError."""
     bases: list[Base] = []
     with Reality(machine_root) as reality:
         for path in paths:
@@ -303,7 +306,7 @@ def bases_now(paths: Collection[str], *, machine_root: str = "/") -> list[Base]:
 
 
 class _Cover:
-    """One overlay's layer, and the real tree that it covers."""
+    """Captures the bases of one overlay's layer from the real tree that the layer covers."""
 
     def __init__(self, keeper: OriginalsWriter, target: str, upper: int, reality: Reality) -> None:
         self._keeper, self._upper, self._reality = keeper, upper, reality
@@ -316,7 +319,7 @@ class _Cover:
         self._hidden: list[tuple[str, str, RealDirectory]] = []
 
     def look(self) -> None:
-        """Keep the bases of everything new in the layer."""
+        """Capture the bases of all paths that are new in the layer."""
         keeper = self._keeper
         if not keeper.unmoved(os.fstat(self._upper)):
             self._directory("", self._upper)
@@ -330,7 +333,7 @@ class _Cover:
             keeper.list(path, relative, self._reality, place)
 
     def _directory(self, relative: str, own: int) -> None:
-        """Keep the bases of the entries in one directory of the layer."""
+        """Capture the bases of the entries in one directory of the layer. `own` is a descriptor of that directory."""
         keeper, reality = self._keeper, self._reality
         place = self._place(relative)
         for name in sorted(beneath.names(own, limit=beneath.ENTRY_LIMIT)):
@@ -353,7 +356,7 @@ class _Cover:
                     self._hidden.append((path, inner, RealDirectory(status, place.steady and keeper.unmoved(status), False)))
 
     def _place(self, relative: str) -> RealDirectory:
-        """Return the real directory at a path. Fills in the directories above it."""
+        """Return the real directory at the layer's current path. It and the directories above it are cached."""
         place = self._places[0]
         assert place is not None
         names = relative.split("/")

@@ -40,19 +40,19 @@ _SUFFIX = ".content"
 
 
 def spell_base(base: Base) -> str:
-    """Return the line for one base."""
+    """Return the JSON line that records one base."""
     # Numbers, booleans and hexadecimal need no escapes. Formatting by hand takes a tenth of the time.
     known = "true" if base.known else "false"
     return f'{{"path":"{_hex(base.path)}","known":{known},"kept":"{base.kept}","seen":{_spell_seen(base.seen)}}}\n'
 
 
 def spell_nothing(directory: str, names: Iterable[str]) -> str:
-    """Return the line for names of a directory that did not exist."""
+    """Return the JSON line that records names which did not exist in a directory."""
     return as_json({"within": _hex(directory), "nothing": _hex("\0".join(names))}) + "\n"
 
 
 def spell_below(path: str) -> str:
-    """Return the line that says that all real entries below a directory have their lines."""
+    """Return the JSON line which says that every real entry below a directory has its own line."""
     return as_json({"below": _hex(path)}) + "\n"
 
 
@@ -73,7 +73,7 @@ def _spell_seen(seen: Fingerprint | None) -> str:
 
 
 def path_of(line: bytes, kind: bytes) -> str | None:
-    """Return the path of a line of this kind; None if malformed. Does not parse the rest: a search reads thousands of lines."""
+    """Return the path in a line of this kind; None if malformed. The rest is not parsed, because a search reads thousands of lines."""
     return _unhexed(line[len(kind) : line.find(b'"', len(kind))])
 
 
@@ -85,7 +85,7 @@ def _unhexed(text: bytes) -> str | None:
 
 
 def nothing_in(line: bytes) -> Iterator[str]:
-    """Yield the paths of a `within` line."""
+    """Yield the paths of the missing entries that a `within` line records."""
     directory = path_of(line, WITHIN)
     names = _unhexed(_field(line, b'"nothing":"'))
     if directory is not None and names is not None:
@@ -99,7 +99,7 @@ def place_of(kept: str) -> tuple[int, int] | None:
 
 
 def kept_in(line: bytes) -> str:
-    """Return the content location of a `path` line without parsing the rest."""
+    """Return the content location in a `path` line, without parsing the rest of the line."""
     return _field(line, b'"kept":"').decode("ascii", errors="replace")
 
 
@@ -110,10 +110,7 @@ def _field(line: bytes, name: bytes) -> bytes:
 
 @cache
 def _base_pattern() -> re.Pattern[bytes]:
-    """Return the pattern of a `path` line.
-
-    A pattern, because a list of changes reads one line per change, and JSON takes four times as long.
-    """
+    """Return a regular expression for a `path` line. It parses a line four times as fast as JSON, and there is a line per change."""
     import re  # slow to load, and a run reads no changes
 
     number, types = rb"(-?[0-9]{1,20})", b"|".join(_TYPES)
@@ -124,7 +121,7 @@ def _base_pattern() -> re.Pattern[bytes]:
 
 
 def read_base(path: str, line: bytes, *, listed: bool) -> Base:
-    """Parse the base in a `path` line. A malformed line gives a base that is not known."""
+    """Parse the base in a `path` line. A malformed line gives a base that is not known. `listed` is the base's field of that name."""
     match = _base_pattern().fullmatch(line)
     if match is None:
         return Base(path, None, known=False)
@@ -155,12 +152,12 @@ def _read_xattrs(text: bytes) -> dict[str, bytes]:
 
 
 def contents_of(directory: str, generation: int) -> str:
-    """Return the path of the file with the original contents that this generation first covered."""
+    """Return the path of the file that holds the original contents of one generation."""
     return os.path.join(directory, f"{generation}{_SUFFIX}")
 
 
 class ContentWriter:
-    """The writer of a generation's contents. `most` limits the bytes of all generations: a guest chooses what it covers."""
+    """Writes the original contents of one generation. `most` limits the bytes of all generations, because a guest can cause many."""
 
     def __init__(self, directory: str, generation: int, most: int) -> None:
         self._directory, self._generation, self._most = directory, generation, most
@@ -168,7 +165,7 @@ class ContentWriter:
         self._left = 0
 
     def add(self, content: bytes) -> str:
-        """Store content and return its location; empty if there is no room. Raises WorkspaceError."""
+        """Store content and return its location; an empty string if there is no room. Raises WorkspaceError."""
         # Callers take an OSError for an error of the real file. An error of our own disk is a WorkspaceError: then no base is written.
         with explained(f"keep content in {self._directory!r}"):
             if self._fd < 0:
@@ -227,7 +224,7 @@ class Recalled(Mapping[str, Base]):
 
     @property
     def listed(self) -> set[str]:
-        """The directories below which everything has a base."""
+        """The directories below which every real entry has a base."""
         return self._listed if self._lines is self._by_path else set()
 
     def __getitem__(self, path: str) -> Base:
@@ -244,7 +241,7 @@ class Recalled(Mapping[str, Base]):
         return path in self._lines
 
     def _index(self, lines: Iterator[bytes]) -> None:
-        """Index lines by path. The first line about a path counts."""
+        """Index lines by path. If several lines are about one path, the first counts."""
         for line in lines:
             if line.startswith(PATH):
                 path = path_of(line, PATH)
@@ -257,12 +254,12 @@ class Recalled(Mapping[str, Base]):
                 self._listed.add(path)
 
     def line_of(self, path: str) -> bytes:
-        """Return the line of a path as written; empty where nothing existed."""
+        """Return the stored line of a path; empty if nothing existed there."""
         return self._lines[path]
 
 
 def recall(directory: str, generations: Sequence[int]) -> Recalled:
-    """Return the bases of a chain of generations, given oldest first. The base of a path comes from the first generation that covered it.
+    """Return the bases of a chain of generations, given oldest first. For each path, the oldest base counts.
 
     A path that is missing has no base, as if `known` were False.
     """
@@ -276,7 +273,7 @@ def recall(directory: str, generations: Sequence[int]) -> Recalled:
 
 
 def forget(directory: str, generations_in_use: Collection[int]) -> None:
-    """Remove the bases of all other generations, and contents that the generations in use do not need. Safe to repeat.
+    """Remove the bases of generations that are not in use, and contents that no generation in use needs. Safe to repeat.
 
     A squashed generation still uses the contents of the generations that it replaces.
     """

@@ -1,4 +1,4 @@
-"""The begin and end records of runs, in the format of `files`. Every run uses this module, so it loads none of the others."""
+"""The begin and end records of runs, in the format of `files`. Every run imports this module, so it imports none of the others."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def file_of(directory: str, generation: int) -> str:
 
 
 def begin(directory: str, generations: Sequence[int], *, now_ns: int) -> int:
-    """Record that a run begins on these generations, the active one last. Return the time by which its bases are judged.
+    """Record that a run begins on these generations, the active one last. Return the time by which the run's bases are judged.
 
     `now_ns` is a time of the clock that stamps files: see `file_clock_ns`. The result is `now_ns`, unless an earlier run on these
     generations ended before its bases were kept. Then the result is the start of that run, because paths that it first covered cannot be
@@ -49,18 +49,18 @@ def begin(directory: str, generations: Sequence[int], *, now_ns: int) -> int:
 
 
 def end(directory: str, generation: int, since_ns: int) -> None:
-    """Record that the run begun at `since_ns` covered nothing."""
+    """Record the end of the run that began at `since_ns`, for a run that changed nothing."""
     with explained(f"end a run in {directory!r}"):
         append(directory, generation, spell_done(since_ns))
 
 
 def has_run(directory: str, generation: int) -> bool:
-    """Return whether anything has run in a generation since it was made or carried over."""
+    """Return whether a run has used a generation since it was made."""
     return any(line.startswith(RUN) for line in read_lines(directory, generation))
 
 
 def append(directory: str, generation: int, text: str, *, sync: bool = False) -> None:
-    """Append lines. Raises OSError."""
+    """Append lines to the file of a generation. Raises OSError."""
     path = file_of(directory, generation)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -78,7 +78,7 @@ def append(directory: str, generation: int, text: str, *, sync: bool = False) ->
 
 
 def unfinished(path: str) -> int | None:
-    """Return when the first run without a `done` line began; None if every run has a `done` line."""
+    """Return the start time of the first run without a `done` line in a file; None if every run has one."""
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -103,7 +103,7 @@ def _first_open(lines: list[bytes]) -> int | None:
 
 
 def read_lines(directory: str, generation: int) -> list[bytes]:
-    """Return all lines of a generation; none if it has no file."""
+    """Return the lines in the file of a generation; none if there is no file."""
     try:
         with open(file_of(directory, generation), "rb") as file:
             return whole_lines(file.read())
@@ -112,12 +112,12 @@ def read_lines(directory: str, generation: int) -> list[bytes]:
 
 
 def spell_run(since_ns: int) -> str:
-    """Return the line that says that a run began."""
+    """Return the JSON line which says that a run began."""
     return f'{{"run":{since_ns}}}\n'
 
 
 def spell_done(since_ns: int) -> str:
-    """Return the line that says that a run has all its lines."""
+    """Return the JSON line which says that a run has all its lines."""
     return f'{{"done":{since_ns}}}\n'
 
 

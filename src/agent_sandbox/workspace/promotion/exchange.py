@@ -1,12 +1,13 @@
-"""Make moves one by one, check each entry that comes out of the tree, and take moves back if the promotion does not finish.
+"""Make the moves of a promotion one by one, and take them back if the promotion does not finish.
 
-Single steps are not recorded: the inodes in the tree and in the staging directory show which moves were made. So taking back can be
-interrupted and repeated. It is the same for a promotion that met a surprise and for a promotion whose process died. One rule decides. If
-the slot of a move holds another entry than the one we staged there, that entry came out of the tree, so it goes back. If another program
-has put something else at its path, the other program's entry stays, and the old entry is kept in the state directory.
+A move exchanges an entry of the real tree with an entry of the staging directory (`plan.Move`). The entry that comes out of the tree is
+checked after the exchange: it must be the same inode, unchanged, and not open for writing. Only a program that already had the file open
+could still change it, and a file lease reveals such a program.
 
-An entry is checked after the exchange, in the staging directory: the same inode, unchanged, and not open for writing. Only a program that
-already had the file open could still change it, and the lease reveals such a program.
+Single moves are not recorded: the inodes in the tree and in the staging directory show which moves were made. So taking moves back can be
+interrupted and repeated, even by another process after a crash. One rule decides. If the place of a move in the staging directory (its
+slot) holds another entry than the one we staged there, that entry came out of the tree, so it goes back. If another program has put a new
+entry at the path meanwhile, the new entry stays, and the old entry is kept in the state directory.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 def check(move: Move, anchor: TargetTree) -> None:
-    """Raise `Surprise` if the tree already shows that a move cannot be made. Changes nothing."""
+    """Raise `Surprise` if the entry at the move's path is not the expected one. Changes nothing."""
     parent, name = split(move.path)
     directory = anchor.directory(parent)
     status = os.fstat(anchor.directory(move.path)) if move.in_place else status_of(directory, name)
@@ -41,9 +42,9 @@ def check(move: Move, anchor: TargetTree) -> None:
 
 
 def make(move: Move, anchor: TargetTree, staging: int) -> None:
-    """Make one move and check the entry that came out.
+    """Make one move, and check the entry that came out of the tree.
 
-    Raises `Surprise` or OSError; the move may have been made by then, and has to be taken back.
+    After `Surprise` or OSError the move may have been made, and the caller must take it back.
     """
     if move.in_place:
         assert move.old is not None and move.new is not None
@@ -69,7 +70,10 @@ def make(move: Move, anchor: TargetTree, staging: int) -> None:
 
 
 def rename(source: int, name: str, target: int, new: str, flags: int, *moved: Fingerprint | None) -> None:
-    """Rename an entry. A moved directory that we own but may not write to is writable during the rename, because its `..` changes."""
+    """Rename an entry. `moved` are the fingerprints of the renamed entries.
+
+    A directory without write permission for its owner is made writable during the rename, because the kernel must update its `..`.
+    """
     try:
         renameat2(source, name, target, new, flags)
     except PermissionError:
@@ -129,9 +133,9 @@ def dress(directory: int, wanted: Fingerprint, other: Fingerprint) -> None:
 
 
 def take_back(move: Move, anchor: TargetTree, staging: int | None, rescue: Rescue) -> None:
-    """Undo one move, or the part of it that was made.
+    """Undo one move, if it was made. An entry that cannot return to the tree is passed to `rescue`, which keeps it.
 
-    Without a staging directory only moves that were not made can be taken back. Raises `Surprise` if the old entry cannot be restored.
+    Raises `Surprise` if the old entry cannot be restored. `staging` is None if the staging directory is gone.
     """
     if move.in_place:
         assert move.old is not None and move.new is not None
@@ -159,21 +163,21 @@ def take_back(move: Move, anchor: TargetTree, staging: int | None, rescue: Rescu
 
 
 def _pristine(move: Move, staging: int) -> bool:
-    """Return whether the slot holds the entry that we staged there, untouched."""
+    """Return whether the move's slot in the staging directory still holds the entry that we staged there, unchanged."""
     if move.new is None or not is_inode(status_of(staging, move.slot), move.new):
         return False
     return not surprise(staging, move.slot, move.new, move.within)
 
 
 def _withdraw(move: Move, directory: int, name: str, staging: int, rescue: Rescue) -> None:
-    """Remove the entry that we added, unless another program has changed it."""
+    """Move an entry that we added back into the staging directory. If another program has changed the entry, leave it in the tree."""
     rename(directory, name, staging, move.slot, RENAME_NOREPLACE, move.new)
     if not _pristine(move, staging):
         _return(move, directory, name, staging, rescue)
 
 
 def _return(move: Move, directory: int, name: str, staging: int, rescue: Rescue) -> None:
-    """Move the entry in the slot back to its path. If that path is taken, rescue the entry instead."""
+    """Move an entry from its slot in the staging directory to its path. If the path is taken, pass the entry to `rescue`."""
     try:
         rename(staging, move.slot, directory, name, RENAME_NOREPLACE, move.old or move.new)
     except FileExistsError:
@@ -181,7 +185,10 @@ def _return(move: Move, directory: int, name: str, staging: int, rescue: Rescue)
 
 
 def _give_back(move: Move, directory: int, name: str, staging: int, there: os.stat_result | None, rescue: Rescue) -> None:
-    """Put the entry that came out of the tree, and lies in the slot, back in its place."""
+    """Put the old entry, which is in the staging directory, back at its path. `there` is the status of the entry at the path now.
+
+    A new entry of another program stays at the path; then the old entry is passed to `rescue`.
+    """
     if there is None or move.new is None:
         _return(move, directory, name, staging, rescue)
         return
@@ -204,18 +211,18 @@ def _give_back(move: Move, directory: int, name: str, staging: int, there: os.st
 
 
 def _fingerprint(directory: int, name: str) -> tuple[int, int, int] | None:
-    """Return values that tell a file from a later file that reuses its inode number."""
+    """Return inode, size and modification time, which tell a file from a later file with the same inode number."""
     status = status_of(directory, name)
     return (status.st_ino, status.st_size, status.st_mtime_ns) if status else None
 
 
 def is_inode(status: os.stat_result | None, seen: Fingerprint | None) -> bool:
-    """Return whether this is the very inode that was seen, changed or not."""
+    """Return whether a status belongs to the inode of a fingerprint, even if the inode has changed since."""
     return status is not None and seen is not None and (status.st_dev, status.st_ino) == (seen.device, seen.inode)
 
 
 def glance(status: os.stat_result | None, seen: Fingerprint | None) -> str:
-    """Return the difference that a status alone shows, in words; empty if there is none."""
+    """Compare a status with an earlier fingerprint. Return the difference in words; an empty string if there is none."""
     if status is None or seen is None:
         return "" if status is None and seen is None else "it is gone" if status is None else "something is there now"
     node = seen.node
@@ -232,10 +239,7 @@ def glance(status: os.stat_result | None, seen: Fingerprint | None) -> str:
 
 
 def touched(directory: int, name: str, status: os.stat_result | None, seen: Fingerprint | None) -> str:
-    """Return a complaint if a file may have been written although its size and modification time are unchanged; else empty.
-
-    Raises OSError.
-    """
+    """Return a complaint if a file's ctime has changed and its content may have changed too; otherwise an empty string. Raises OSError."""
     if status is None or seen is None or seen.node.type is not EntryType.FILE or status.st_ctime_ns == seen.ctime_ns:
         return ""
     if seen.digest and digest_of(directory, name) == seen.digest:
@@ -244,7 +248,10 @@ def touched(directory: int, name: str, status: os.stat_result | None, seen: Fing
 
 
 def surprise(directory: int, name: str, seen: Fingerprint, inside: Mapping[str, Fingerprint]) -> str:
-    """Return the first difference of an entry, or of anything in it, in words; empty if there is none. Raises OSError."""
+    """Compare an entry, and the entries `inside` it, with their fingerprints. Return the first difference in words; "" if there is none.
+
+    Raises OSError.
+    """
     if words := glance(status_of(directory, name), seen):
         return words
     node = seen.node
@@ -279,14 +286,14 @@ def _opened(directory: int, name: str, seen: Fingerprint) -> int | None:
 
 
 def _settled(seen: Fingerprint) -> bool:
-    """Return whether the file's ctime was old enough when we looked that any later write changes it."""
+    """Return whether the fingerprint was taken long enough after the file's last change that any later write changes the ctime."""
     return seen.ctime_ns + SETTLED_NS < seen.looked_ns
 
 
 def _written_to(fd: int) -> bool:
-    """Return whether a program has the file open for writing: then the kernel grants no read lease.
+    """Return whether a program has the file open for writing; False if we are not allowed to find out.
 
-    Return False if we may not ask for a lease.
+    The kernel refuses a read lease on a file that is open for writing.
     """
     # The kernel announces a broken lease by a signal. SIGURG is ignored by default; SIGIO would kill us.
     fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)

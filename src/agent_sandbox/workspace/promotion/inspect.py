@@ -1,7 +1,7 @@
 """Inspect the tree before a promotion: its real state now, and the tree as it would be afterwards.
 
-`look_at` reads the real state, including everything in directories that would go. `NewTree` answers the questions of `protected` about the
-new tree: where links lead, which names exist, and the text of files.
+`look_at` reads the real state, including everything in directories that would be removed. `NewTree` answers the questions of `protected`
+about the new tree: where links lead, which names exist, and the text of files.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _LARGEST_TEXT = 1 << 20  # bytes, where the text of a file decides; a larger fil
 
 
 def look_at(root: str, changes: ChangeSet) -> dict[str, Fingerprint | None]:
-    """Return the real state of the paths of these changes now, and of everything below directories that would go.
+    """Return the present real state of the changed paths, and of everything below directories that would be removed.
 
-    A file that changed a moment ago is read for its digest, because a further change may leave its times as they are. Raises OSError, and
-    `WorkspaceError` if there is no such root. A path that is not a plain path below the root is not in the result.
+    A file that changed a moment ago also gets a digest, because a further change may leave its times as they are. Paths that are not plain
+    paths below the root are left out. Raises OSError, and `WorkspaceError` if the root cannot be opened.
     """
     states: dict[str, Fingerprint | None] = {}
     with TargetTree(root) as anchor:
@@ -68,9 +68,9 @@ def _root(anchor: TargetTree) -> Fingerprint:
 
 
 def seen_at(directory: int, name: str, *, content: bool = False) -> Fingerprint | None:
-    """Return an entry as it is now. Raises OSError.
+    """Return the fingerprint of an entry as it is now; None if the entry is missing. Raises OSError.
 
-    The result has a digest if the file changed a moment ago, or if `content` is set.
+    The fingerprint has a digest if the file changed a moment ago, or if `content` is set.
     """
     now = time.time_ns()
     seen = look(directory, name, now_ns=now)
@@ -87,14 +87,14 @@ def _below(directory: int, path: str, states: dict[str, Fingerprint | None]) -> 
 def protected_classes(changes: ChangeSet, expected: Expected, contents: Contents, *, root: str) -> dict[str, frozenset[str]]:
     """Return the protected classes of each change that has any, by path. Raises OSError.
 
-    They are judged by the real tree and by the new content.
+    The real tree and the new contents decide; see `protected`.
     """
     with NewTree(root, changes, contents) as tree:
         return classes_of_all(changes, root, gone=expected, links=tree.link, names=tree.names, texts=tree.texts)
 
 
 class NewTree:
-    """The tree as it would be with the changes. A context manager. Its methods are the functions that `protected` takes."""
+    """The real tree as it would be after the changes. A context manager. Its methods answer the questions of `protected.classes_of_all`."""
 
     def __init__(self, root: str, changes: ChangeSet, contents: Contents) -> None:
         self._root = root
@@ -109,7 +109,7 @@ class NewTree:
         self._anchor.__exit__(None, None, None)
 
     def link(self, path: str) -> str | None:
-        """Return the target of the link that would be at a path; None if there would be none."""
+        """Return the target of the link that would be at a path; None if there would be no link."""
         if path in self._after:
             node = self._after[path]
             return node.target if node is not None and node.type is EntryType.SYMLINK else None
@@ -132,7 +132,7 @@ class NewTree:
             return []
 
     def texts(self, change: Change) -> tuple[bytes | None, bytes | None]:
-        """Return the text of a file now and after the change; None where there is no file.
+        """Return the text of a file before and after the change; None for a side that has no file.
 
         Raises ValueError if a text cannot be read in full.
         """

@@ -42,7 +42,7 @@ _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @dataclass(frozen=True)
 class PromotionIntent:
-    """The place of a promotion. `place` is the parent of the staging directory, relative to the root."""
+    """The beginning of a promotion, as recorded on disk. `place` is the parent of the `staging` directory, relative to the root."""
 
     root: str
     identity: tuple[int, int]
@@ -56,7 +56,7 @@ class PromotionIntent:
 
 @dataclass(frozen=True)
 class StagedMoves:
-    """Everything that was staged: the moves, and the directories in which they take place."""
+    """The moves of a promotion that is fully staged, and the device and inode of each directory in which a move takes place."""
 
     moves: tuple[Move, ...]
     directories: Mapping[str, tuple[int, int]] = field(default_factory=dict, hash=False)
@@ -81,21 +81,21 @@ class Journal:
 
     @property
     def kept(self) -> str:
-        """The directory for entries that belong to others."""
+        """The directory for entries of other programs that could not stay in the tree."""
         return os.path.join(self.promotions, "kept", str(self.number))
 
     @property
     def committed(self) -> bool:
-        """Whether the promotion has happened."""
+        """Whether the commit is recorded: then the promotion has happened."""
         return os.path.exists(os.path.join(self.path, "committed"))
 
     @property
     def closed(self) -> bool:
-        """Whether nothing is left to do about the promotion."""
+        """Whether the promotion needs no more work."""
         return self.committed and os.path.isdir(self.olds)
 
     def begin(self, intent: PromotionIntent) -> None:
-        """Record the intent, before anything is made."""
+        """Record the intent, before anything is made in the tree."""
         os.mkdir(self.path, 0o700)
         self._write("begun", {**vars(intent), "format": FORMAT})
 
@@ -104,17 +104,17 @@ class Journal:
         self._write("moves", {"moves": encode_moves(moves), "directories": directories})
 
     def commit(self, facts: Mapping[str, object]) -> None:
-        """Record the facts, after the last move. From here on the promotion has happened."""
+        """Record, after the last move, that the promotion has happened, with facts about it."""
         self._write("committed", dict(facts))
 
     def retract(self) -> None:
-        """Remove the commit record. The record may exist even if `commit` raised."""
+        """Remove the commit record, if there is one: `commit` may have written it even if it raised."""
         with suppress(FileNotFoundError):
             os.unlink(os.path.join(self.path, "committed"))
             sync_directory(self.path)
 
     def untouched(self) -> None:
-        """Record that the tree is as it was before the promotion, and that only the staging directory must still be removed."""
+        """Record that the tree is as it was before the promotion, so that only the staging directory must still be removed."""
         with suppress(FileNotFoundError):
             os.unlink(os.path.join(self.path, "moves"))
             sync_directory(self.path)
@@ -141,7 +141,7 @@ class Journal:
         return PromotionIntent(**record)
 
     def prepared(self, *, device: int | None = None) -> StagedMoves | None:
-        """Read the moves; None if staging was not complete. `device`, if given, replaces the recorded device number of the filesystem."""
+        """Read the moves; None if staging was not complete. `device`, if given, replaces the recorded device number of their filesystem."""
         record = self._read("moves")
         if record is None:
             return None
@@ -149,7 +149,7 @@ class Journal:
         return StagedMoves(decode_moves(record["moves"], device=device), directories)
 
     def facts(self) -> dict[str, Any]:
-        """Read the facts of the commit; empty if there was no commit. `started` is added from the intent, if the intent has it."""
+        """Read the facts about the promotion; empty if there was no commit. `started` is added from the intent, if the intent has it."""
         facts = self._read("committed")
         if facts is not None and (begun := self._read("begun")) is not None and "started" in begun:
             facts.setdefault("started", begun["started"])
@@ -179,7 +179,7 @@ def boot_id() -> str:
 
 
 def journals(promotions: str) -> list[Journal]:
-    """Return all journals, oldest first."""
+    """Return the journals in a directory of promotions, oldest first."""
     try:
         names = os.listdir(promotions)
     except FileNotFoundError:
@@ -188,13 +188,13 @@ def journals(promotions: str) -> list[Journal]:
 
 
 def next_journal(promotions: str) -> Journal:
-    """Return a journal with a number that is unused, also among the kept entries."""
+    """Return a journal with the next unused number. The numbers of kept entries count as used."""
     kept = journals(os.path.join(promotions, "kept"))
     return Journal(promotions, max((journal.number for journal in (*journals(promotions), *kept)), default=0) + 1)
 
 
 def keep_olds(journal: Journal, place: int, staging: str) -> None:
-    """Move the contents of the staging directory to `journal.olds` and remove it. Can be interrupted and repeated."""
+    """Move the contents of the staging directory to `journal.olds`, and remove the staging directory. Can be interrupted and repeated."""
     home = os.open(journal.path, _DIRECTORY)
     try:
         if not os.path.isdir(journal.olds):
@@ -226,7 +226,7 @@ def _move(home: int, place: int, staging: str) -> None:
 
 
 def rescue(journal: Journal, staging: int, slot: str, name: str) -> None:
-    """Keep an entry of the staging directory that is not ours to remove."""
+    """Move an entry of another program from its slot in the staging directory to `journal.kept`, so that the entry is not lost."""
     os.makedirs(journal.kept, mode=0o700, exist_ok=True)
     new_name = f"{slot}-{os.fsdecode(os.fsencode(name)[:200])}"
     kept = os.open(journal.kept, _DIRECTORY)
@@ -248,7 +248,7 @@ def rescue(journal: Journal, staging: int, slot: str, name: str) -> None:
 
 
 def replicate(source: int, name: str, target: int, new: str) -> None:
-    """Copy a file, or a tree of our own making, with modes, owners, times and attributes. Raises OSError."""
+    """Copy an entry, and everything below it, with modes, owners, times and attributes. Raises OSError."""
     status = os.stat(name, dir_fd=source, follow_symlinks=False)
     if not stat.S_ISDIR(status.st_mode):
         _copy_entry(source, name, status, target, new)

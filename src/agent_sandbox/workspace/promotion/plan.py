@@ -7,11 +7,11 @@ Three kinds of step are enough. *Put* a new file, link or directory with everyth
 *Remove* a file, link or directory with everything in it. *Adjust* the mode and the attributes of a directory that stays.
 
 A move is a staged step: it describes the entry at one name before and after the step, with inodes. A comparison of the move with the tree
-and the staging directory shows whether the move has been made. So a move can be made or taken back, however often that was interrupted.
+and the staging directory shows whether the move has been made. So moves can be made and taken back even after interruptions.
 
-The guest decides what may be executed and read. The guest does not decide who owns a file, and grants nobody the right to write. Group and
-others may never write a new file, and may write an old file only if they could before. Mode bits and attributes that grant power need the
-approval of their class.
+The guest decides which files may be executed and read. The guest does not decide who owns a file, and grants nobody the right to write.
+Group and others may never write a new file, and may write an old file only if they could before. Mode bits and attributes that grant power
+need the approval of their class.
 
 Hard links in the sandbox become separate files. Each file is replaced, compared and taken back by itself. An inode with a second name
 outside the tree could be written through that name.
@@ -52,7 +52,7 @@ _NEVER = {
 
 @dataclass(frozen=True, slots=True)  # there may be a hundred thousand of these
 class Look:
-    """The metadata of a new entry. None as owner means the owner of its directory; None as time means the time of the content."""
+    """The metadata of a new entry. No owner means the owner of its directory; no time means the modification time of the content."""
 
     mode: int
     xattrs: Mapping[str, bytes] = field(default_factory=dict, hash=False)
@@ -77,7 +77,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """A step that puts the first of `items` at `path`; the other items lie below it. It replaces `expected` and everything `inside` it."""
+    """A step that puts the first of `items` at `path`, with the others below it. It replaces `expected` and everything `inside` that."""
 
     path: str
     items: tuple[Item, ...]
@@ -108,7 +108,7 @@ Step = Put | Remove | Adjust
 
 @dataclass(frozen=True)
 class Refusal:
-    """A change that is never promoted, and the reason. Leave it out to promote the other changes."""
+    """A change that can never be promoted, and the reason. The other changes can be promoted without it."""
 
     path: str
     why: str
@@ -116,7 +116,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class HeldChange:
-    """A change that needs its own approval for each of these classes; see `protected`."""
+    """A change that needs an approval for each of its protected `classes`; see `protected`."""
 
     path: str
     classes: frozenset[str]
@@ -124,7 +124,7 @@ class HeldChange:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A part of a change that is not promoted, while the rest is: an owner, an attribute, a write permission."""
+    """A part of a change that is not promoted, such as an owner, an attribute or a write permission. The rest of the change is promoted."""
 
     path: str
     what: str
@@ -132,10 +132,10 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Plan:
-    """The steps for the tree at `root`, in order. None is carried out while something is refused or held.
+    """The steps for the tree at `root`, in order. No step is carried out while a change is refused or held.
 
-    `meanings` says, for paths relative to the root, what counts about a file of a git repository; see `git.records`. `place` is the
-    directory for new entries until they are put in place, relative to the root.
+    `meanings` are what counts about files of a git repository, by path relative to the root; see `git.records`. `place` is the directory in
+    which new entries are staged, relative to the root.
     """
 
     root: str
@@ -148,13 +148,13 @@ class Plan:
 
     @property
     def replaced_bytes(self) -> int:
-        """The bytes of content that leave the tree, and are kept for an undo."""
+        """The number of bytes in the files that leave the tree. They are kept for an undo."""
         gone = (seen for step in self.steps if not isinstance(step, Adjust) for seen in (step.expected, *step.inside.values()))
         return sum(seen.node.size for seen in gone if seen is not None and seen.node.type is EntryType.FILE)
 
     @property
     def bytes(self) -> int:
-        """The bytes of content to be written."""
+        """The number of bytes of file content to write."""
         return sum(item.size for step in self.steps if isinstance(step, Put) for item in step.items)
 
     def counts(self) -> dict[str, int]:
@@ -177,11 +177,11 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A staged step that replaces `old` at `path` by `new`. `slot` holds `new` before the step, and `old` after it, in the staging
-    directory.
+    """A staged step that replaces the entry `old` at `path` by the entry `new`.
 
-    `beside` are the entries below `old`, by path relative to `old`; `within` are the entries below `new`, by path relative to `new`. If
-    `old` and `new` are the same directory, it is adjusted in place and has no slot.
+    `slot` is a name in the staging directory. Before the move it holds `new`, afterwards `old`. `beside` are the entries below `old`, by
+    path relative to `old`; `within` are the entries below `new`, by path relative to `new`. If `old` and `new` are the same directory, the
+    directory is adjusted in place and has no slot.
     """
 
     path: str
@@ -193,7 +193,7 @@ class Move:
 
     @property
     def in_place(self) -> bool:
-        """Whether nothing is moved, and a directory only gets other metadata."""
+        """Whether the move only changes the metadata of a directory."""
         return self.slot == ""
 
 
@@ -204,7 +204,7 @@ def split(path: str) -> tuple[str, str]:
 
 
 def encode_moves(moves: Iterable[Move]) -> list[Any]:
-    """Return moves as plain values for JSON. Names keep their bytes: invalid UTF-8 becomes Python's surrogate escapes."""
+    """Return moves as plain values for JSON. Invalid UTF-8 in a name becomes Python's surrogate escapes, so no byte is lost."""
     return [
         [
             move.path,
@@ -219,7 +219,7 @@ def encode_moves(moves: Iterable[Move]) -> list[Any]:
 
 
 def decode_moves(values: Iterable[Any], *, device: int | None = None) -> tuple[Move, ...]:
-    """Return moves from their JSON values. Raises ValueError or TypeError.
+    """Return moves from their JSON values. Raises ValueError or TypeError for malformed values.
 
     All entries are on one filesystem. `device`, if given, is the present number of that filesystem, and replaces the recorded number.
     """
@@ -252,17 +252,23 @@ def _decoded(value: list[Any] | None, device: int | None) -> Fingerprint | None:
 
 
 def seen_from(status: os.stat_result, node: Node, *, now_ns: int, digest: str = "") -> Fingerprint:
-    """Return the fingerprint of an entry that we have just made."""
+    """Return the fingerprint of an entry from its status and its node. `now_ns` is the time at which the status was read."""
     return Fingerprint(node, status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns, now_ns, digest)
 
 
 def carried(attribute: str, *, powers: bool) -> bool:
-    """Return whether an extended attribute is promoted. Overlay attributes never are: a later overlay on the tree would trust them."""
+    """Return whether an extended attribute is promoted. File capabilities are promoted only with `powers`.
+
+    Overlay attributes are never promoted, because a later overlay on the tree would trust them.
+    """
     return (attribute.startswith("user.") and not attribute.startswith("user.overlay.")) or (powers and attribute == CAPABILITY)
 
 
 def look_for(change: Change, old: Node | None, *, powers: bool) -> tuple[Look, list[str]]:
-    """Return the metadata for the new entry of a change that replaces `old`, and descriptions of the parts left out."""
+    """Return the metadata for the new entry of a change that replaces `old`, and descriptions of the parts left out.
+
+    With `powers`, the new entry may have set-id bits and file capabilities.
+    """
     node = change.after
     assert node is not None
     same_type = old if old is not None and old.type is node.type else None
@@ -293,9 +299,9 @@ def plan(
 ) -> Plan:
     """Return the plan that brings these changes to the tree at `root`.
 
-    `expected` is the present real state by absolute path, with everything below a directory that goes, as `inspect.look_at` returns it.
-    `classes` is the result of `protected.classes_of_all`. `digests` are the digests of the content that a person was shown, by path; the
-    promoted content must have these digests.
+    `expected` is the present real state by absolute path, as `inspect.look_at` returns it. `classes` are the protected classes of the
+    changes, as `protected.classes_of_all` returns them; `approved` are the classes that a person approved. `digests` are the digests of the
+    content that a person was shown, by path; the promoted content must have these digests.
     """
     builder = _PlanBuilder(root, expected, sorted(expected), classes, approved, digests or {})
     for change in changes:
@@ -311,7 +317,10 @@ def plan(
 
 
 def relative(path: str, root: str) -> str:
-    """Return an absolute path relative to the root; "" is the root itself. Raises ValueError, with the reason, for any other path."""
+    """Return an absolute path relative to the root; "" is the root itself.
+
+    Raises ValueError, with the reason, for a path outside the root, a path that is not plain, or a path that is too long.
+    """
     if not path.startswith("/") or not contains(root, path):
         raise ValueError("it lies outside the tree")
     length = len if path.isascii() else _bytes_of
@@ -413,7 +422,7 @@ class _PlanBuilder:
             self._steps.append(Adjust(path, now, look))
 
     def _inside(self, path: str, now: Fingerprint | None) -> Iterator[tuple[str, Fingerprint]]:
-        """Yield the entries expected below a directory that goes, by path relative to it."""
+        """Yield the entries expected below a directory that is removed or replaced, by path relative to it."""
         if now is None or now.node.type is not EntryType.DIRECTORY:
             return
         start = path + "/"
@@ -431,9 +440,9 @@ class _PlanBuilder:
 
 
 def ordered(steps: list[Step]) -> Iterator[Step]:
-    """Yield the steps in a safe order. Steps that give a directory's owner access come first; other adjustments of directories come last.
+    """Yield the steps in a safe order: first the steps that give an owner access to a directory, last the other adjustments of directories.
 
-    The steps in between may need access to the directories.
+    The steps in between may need access to these directories.
     """
     opening = [step for step in steps if isinstance(step, Adjust) and step.look.mode & ~step.expected.node.mode & 0o300]
     closing = [step for step in steps if isinstance(step, Adjust) and not step.look.mode & ~step.expected.node.mode & 0o300]

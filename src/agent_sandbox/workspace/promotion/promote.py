@@ -51,7 +51,10 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class Promotion:
-    """A finished promotion. `number` is 0 if there was nothing to do; `digest` identifies the paths and their new entries exactly."""
+    """A finished promotion. `number` is 0 if there was nothing to do; `digest` identifies the paths and their new entries exactly.
+
+    `undoes` is the number of the promotion that this one undid, or 0.
+    """
 
     number: int
     root: str
@@ -73,11 +76,13 @@ def promote(
     undoes: int = 0,
     clock: Callable[[], float] = time.time,
 ) -> Promotion:
-    """Carry out the plan. The old entries are kept in `promotions`, the project's state directory, for an undo.
+    """Carry out the plan. The old entries are kept for an undo in `promotions`, the directory of the project's journals.
 
-    Raises `PolicyError` for a plan with something refused or held, `Drift` if the tree is not what the plan expects, `Busy` if another
-    process promotes to it, `Unfinished` if an earlier promotion cannot be finished, and `WorkspaceError` if the disk refuses. In each case
-    the tree is as it was.
+    `undoes` is the number of the promotion that this one undoes, or 0.
+
+    Raises `PolicyError` for a plan with a refused or held change, `Drift` if the tree is not what the plan expects, `Busy` if another
+    process promotes to the tree, `Unfinished` if an earlier promotion cannot be finished, and `WorkspaceError` if the disk refuses. In each
+    case the tree is as it was.
     """
     _refuse(plan)
     if not plan.steps:
@@ -98,7 +103,7 @@ def _refuse(plan: Plan) -> None:
 
 
 def refuse_impossible(plan: Plan) -> None:
-    """Raise `PolicyError` for a plan with changes that are never promoted, not even with approval."""
+    """Raise `PolicyError` if the plan has changes that can never be promoted, not even with approval."""
     if plan.refused:
         first, count = plan.refused[0], len(plan.refused)
         what = "a change" if count == 1 else f"{count:,} changes"
@@ -119,9 +124,9 @@ def _alone(anchor: TargetTree, wait: bool) -> Iterator[None]:
 
 
 def place_of(plan: Plan) -> str:
-    """Return the parent of the staging directory.
+    """Return the directory for the staging directory, relative to the plan's root.
 
-    That is the root of a project; for the whole machine, the directory that holds all changes.
+    For a project that is the root. For the whole machine it is the deepest directory that contains all changes.
     """
     if plan.place or plan.root != "/":
         return plan.place
@@ -181,7 +186,7 @@ class _PromotionRun:
             )
 
     def _prepare(self) -> StagedMoves:
-        """Stage everything. Afterwards only the staging directory is new in the tree. After an error nothing is new in the tree."""
+        """Stage all steps of the plan in a new staging directory. After an error the staging directory is removed again."""
         with self._explained():
             try:
                 self.journal.begin(self.intent)
@@ -234,7 +239,7 @@ class _PromotionRun:
         )
 
     def _take_back(self, prepared: StagedMoves, error: BaseException) -> None:
-        """Take back the moves. Raises `Unfinished` if that cannot be done now."""
+        """Take back the moves after `error`. Raises `Unfinished` if that cannot be done now."""
         try:
             self.journal.retract()
             roll_back(self.journal, self.intent, prepared, self.anchor, self.staging)
@@ -273,7 +278,10 @@ class _PromotionRun:
 
 @dataclass(frozen=True)
 class Recovery:
-    """The promotions that were finished, by number. `problems` describes the others, which are tried again the next time."""
+    """The interrupted promotions that were completed (`finished`) or rolled back, by number.
+
+    `problems` describes promotions for which neither was possible yet. They are tried again the next time.
+    """
 
     finished: tuple[int, ...] = ()
     rolled_back: tuple[int, ...] = ()
@@ -288,7 +296,10 @@ def lock(promotions: str, holder: Holder, *, wait: bool) -> AbstractContextManag
 
 
 def recover(promotions: str, holder: Holder, *, wait: bool = True) -> Recovery:
-    """Finish interrupted promotions. Cheap if there are none. Reports a promotion that cannot be finished, and never raises for it."""
+    """Complete or roll back interrupted promotions. A promotion for which that fails is reported in the result.
+
+    Raises `Busy` if another process holds the lock and `wait` is not set.
+    """
     if all(journal.closed for journal in journals(promotions)):
         return Recovery()
     with lock(promotions, holder, wait=wait):
@@ -296,7 +307,7 @@ def recover(promotions: str, holder: Holder, *, wait: bool = True) -> Recovery:
 
 
 def recover_locked(promotions: str) -> Recovery:
-    """Do the same as `recover`, for a caller that holds the lock."""
+    """Complete or roll back interrupted promotions, for a caller that already holds the lock."""
     finished: list[int] = []
     rolled_back: list[int] = []
     kept: list[str] = []
@@ -346,9 +357,9 @@ def _finish(journal: Journal) -> None:
 
 
 def roll_back(journal: Journal, intent: PromotionIntent, prepared: StagedMoves, anchor: TargetTree, staging: int | None) -> None:
-    """Take back every move. Afterwards the tree is as it was, except for changes made by others meanwhile.
+    """Take back every move. Afterwards the tree is as it was, except for changes that others made meanwhile.
 
-    Raises `Unfinished`, naming the first failure, if something cannot be restored; everything else is restored even then.
+    Raises `Unfinished`, naming the first failure, if an entry cannot be restored; all other entries are restored even then.
     """
     failures: list[str] = []
     keep = _rescuer(journal, staging)
@@ -368,7 +379,7 @@ def roll_back(journal: Journal, intent: PromotionIntent, prepared: StagedMoves, 
 
 
 def _staging(anchor: TargetTree, intent: PromotionIntent, prepared: StagedMoves) -> int | None:
-    """Open the staging directory; None if it is gone. Raises `WorkspaceError` if it is not the one that was used."""
+    """Open the staging directory; None if it is gone. Raises `WorkspaceError` if another directory is in its place."""
     try:
         fd = open_directory(anchor.directory(intent.place), intent.staging)
     except FileNotFoundError:

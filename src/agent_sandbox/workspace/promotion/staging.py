@@ -1,7 +1,7 @@
-"""The staging directory: new entries are completed in it before the first name in the tree changes, and old entries end up in it.
+"""The staging directory of a promotion. It receives the new entries before any name in the tree changes, and later the old entries.
 
 It lies in the tree, because names can only be exchanged within one mount. Its name says what it is, and no other user can enter it. Nothing
-of a sandbox is linked or renamed into it: every file in it is a new inode of ours.
+of a sandbox is linked or renamed into it: every new file in it is an inode that we made.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ACCESS_LIST = "system.posix_acl_access"
 
 
 def make(place: int, name: str) -> int:
-    """Make the staging directory and return its descriptor. Raises OSError; `WorkspaceError` if names cannot be exchanged."""
+    """Make the staging directory and return its descriptor. Raises OSError; `WorkspaceError` if the filesystem cannot exchange names."""
     os.mkdir(name, 0o700, dir_fd=place)
     staging = open_directory(place, name)
     try:
@@ -51,7 +51,10 @@ def make(place: int, name: str) -> int:
 
 
 def stage(step: Step, slot: str, anchor: TargetTree, staging: int, contents: Contents) -> Move:
-    """Make the new entries of a step, complete and with final metadata. Return the move. Raises OSError, and `Surprise`."""
+    """Make the new entries of a step in the staging directory, with their final metadata. Return the move that puts them in the tree.
+
+    Raises OSError, and `Surprise` if a file of the sandbox has changed.
+    """
     match step:
         case Put():
             within = _fill(step, slot, anchor, staging, contents)
@@ -68,7 +71,7 @@ def stage(step: Step, slot: str, anchor: TargetTree, staging: int, contents: Con
 
 
 def _fill(step: Put, slot: str, anchor: TargetTree, staging: int, contents: Contents) -> dict[str, Fingerprint]:
-    """Create all entries that a step will put in place. Return them by path relative to the step's path; "" is the step's own entry."""
+    """Make all entries that a step will put in the tree. Return them by path relative to the step's path; "" is the entry at that path."""
     parent = anchor.directory(split(step.path)[0])
     above = os.fstat(parent)
     filler = _Filler(contents, above, _inherited(step))
@@ -102,7 +105,10 @@ def _fill(step: Put, slot: str, anchor: TargetTree, staging: int, contents: Cont
 
 
 def _inherited(step: Put) -> dict[str, bytes]:
-    """Return the access list of a replaced file, which the new file keeps: its owner set it, and the guest may not have seen it."""
+    """Return the access control list of a replaced file as an extended attribute. The new file keeps it.
+
+    The owner of the file set this list, and the guest may not have seen it.
+    """
     expected, first = step.expected, step.items[0]
     if expected is None or first.type is not EntryType.FILE or _ACCESS_LIST not in expected.node.xattrs:
         return {}
@@ -110,7 +116,7 @@ def _inherited(step: Put) -> dict[str, bytes]:
 
 
 class _Filler:
-    """The maker of entries for one place in the tree. `above` is the directory that they will be in."""
+    """Makes the new entries of one step. `above` is the status of the directory in the tree that the entries will be in."""
 
     def __init__(self, contents: Contents, above: os.stat_result, inherited: dict[str, bytes]) -> None:
         self.contents = contents
@@ -120,7 +126,7 @@ class _Filler:
         self.group_goes_down = above.st_mode & stat.S_ISGID
 
     def make(self, item: Item, directory: int, name: str) -> Fingerprint:
-        """Make any entry but a directory."""
+        """Make an entry that is not a directory. Return its fingerprint."""
         if item.type is EntryType.FILE:
             return self._file(item, directory, name)
         if item.type is EntryType.SYMLINK:
@@ -130,12 +136,12 @@ class _Filler:
         return self._set_owner_and_time(item, directory, name)
 
     def enter(self, directory: int, name: str) -> int:
-        """Make a directory and open it. We own it until `finish` sets its metadata."""
+        """Make a directory and return its descriptor. `finish` sets the metadata later."""
         os.mkdir(name, 0o700, dir_fd=directory)
         return open_directory(directory, name)
 
     def finish(self, fd: int, item: Item) -> Fingerprint:
-        """Set the metadata of a directory, now that nothing more is put into it. Closes it."""
+        """Set the final metadata of a directory that is complete, and close it. Return its fingerprint."""
         try:
             return self._set_metadata(fd, item, item.look.mode | self.group_goes_down, item.look.mtime_ns)
         finally:
@@ -164,7 +170,7 @@ class _Filler:
             os.close(source)
 
     def _set_owner_and_time(self, item: Item, directory: int, name: str) -> Fingerprint:
-        """Set the owner and the time of an entry that is never opened."""
+        """Set the owner and the time of an entry by name, without opening the entry. Return its fingerprint."""
         owner = self._owner(item.look)
         if owner != self.ids:
             with suppress(PermissionError):

@@ -20,7 +20,7 @@ _LISTED = os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK
 
 
 class Surprise(Exception):
-    """Something in the tree is not as expected."""
+    """Raised if an entry of the real tree, or of the sandbox, is not as the promotion expects."""
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(f"{path}: {why}")
@@ -29,7 +29,10 @@ class Surprise(Exception):
 
 
 class TargetTree:
-    """The directory at `root`, an absolute path without links. A context manager. Paths are relative to it; "" is the root itself."""
+    """The directory at `root`, an absolute path without links. A context manager.
+
+    The methods take paths relative to the root; "" is the root itself.
+    """
 
     def __init__(self, root: str) -> None:
         self.path = root
@@ -64,9 +67,9 @@ class TargetTree:
         return self._known[""]
 
     def directory(self, path: str) -> int:
-        """Return a descriptor of a directory, good until the next call.
+        """Return a descriptor of a directory, valid until the next call.
 
-        It is the same directory as on the first call with this path. Raises `Surprise` if the directory is missing or was replaced, and
+        Every call with the same path returns the same directory. Raises `Surprise` if the directory is missing or was replaced, and
         `PolicyError` if it lies on another mount.
         """
         if (known := self._open.get(path)) is not None:
@@ -83,7 +86,7 @@ class TargetTree:
         return fd
 
     def expect(self, path: str, known: tuple[int, int]) -> None:
-        """Set which directory must be found at a path, as read from a journal."""
+        """Set the device and inode (`known`) that the directory at a path must have, as read from a journal."""
         self._known[path] = known
 
     def known(self) -> dict[str, tuple[int, int]]:
@@ -91,7 +94,7 @@ class TargetTree:
         return dict(self._known)
 
     def moved(self) -> list[str]:
-        """Return the paths that no longer lead to their directories."""
+        """Return the paths of directories that were moved or replaced since they were opened."""
         paths = []
         for path, known in self._known.items():
             if path == "":

@@ -1,4 +1,4 @@
-"""Take a promotion back: another promotion, of the kept entries, by the same engine and with the same promises.
+"""Undo a promotion by another promotion, which puts the kept old entries back and gives the same promises.
 
 An undo restores exactly content, mode, owner, user attributes and modification time. It does not restore hard links between two names, nor
 the times of directories that the promotion left in place.
@@ -40,7 +40,7 @@ def last(promotions: str) -> Journal | None:
 
 
 def undo(promotions: str, *, holder: Holder, wait: bool = False, clock: Callable[[], float] = time.time) -> Promotion:
-    """Undo the last promotion. Raises as `promote` does; `Drift` if the promoted entries have changed since."""
+    """Undo the last promotion. Raises as `promote` does, and `Drift` if promoted entries have changed since."""
     if problems := recover(promotions, holder, wait=wait).problems:
         raise Unfinished(problems[0], hint="nothing can be taken back before that")
     journal = last(promotions)
@@ -79,7 +79,7 @@ def plan_back(journal: Journal, olds: Olds) -> Plan:
 
 
 class Olds:
-    """The entries that a promotion replaced and removed, as contents to be put back. A context manager."""
+    """The kept entries that a promotion replaced or removed. A source of contents for the undo, and a context manager."""
 
     def __init__(self, journal: Journal) -> None:
         self._directory = os.open(journal.olds, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -93,7 +93,7 @@ class Olds:
         os.close(self._directory)
 
     def at(self, path: str, place: str, seen: Fingerprint) -> Change:
-        """Return the change that puts an entry back; `place` is where it is kept."""
+        """Return the change that puts a kept file back at `path`. `place` is the path of the file among the kept entries."""
         self._places[path] = place
         return Change(path, Kind.ADDED, None, seen.node)
 
@@ -107,7 +107,7 @@ class Olds:
         return beneath.status_of(self._directory, slot) is not None
 
     def open_file(self, change: Change) -> int:
-        """Open the kept content; see `Contents`."""
+        """Open the kept content of a change; see `Contents`."""
         if (made := self._made.get(change.path)) is not None:
             fd = os.memfd_create("made", os.MFD_CLOEXEC)
             os.write(fd, made)
@@ -204,7 +204,7 @@ def _restored(attribute: str) -> bool:
 
 
 def _unchanged(move: Move, anchor: TargetTree, meanings: Mapping[str, Meaning]) -> tuple[Fingerprint | None, dict[str, Fingerprint]]:
-    """Return the present entry at the path and the entries below it. Raises `Surprise` if they differ from what the promotion left."""
+    """Return the present entry at the move's path, and the entries below it. Raises `Surprise` if they changed since the promotion."""
     if move.in_place:
         return _adjusted(move, anchor), {}
     parent, name = split(move.path)

@@ -29,7 +29,7 @@ _LONGEST_CHAIN = 40  # links in a row, as in the kernel
 
 @dataclass(frozen=True)
 class Kit:
-    """Additional files of every tool with one of these names."""
+    """Additional files that a tool needs. `of` are the names of the tools, as patterns."""
 
     of: tuple[str, ...]
     helpers: tuple[str, ...] = ()  # directories of programs that it starts
@@ -68,7 +68,7 @@ def kits_of(name: str) -> list[Kit]:
 
 
 def found(prefix: str, pattern: str) -> Iterator[str]:
-    """Yield the directories on this machine that match a pattern of a kit, by real path."""
+    """Yield the directories on this machine that match a pattern, which is relative to `prefix`. Yields real paths."""
     places = [prefix]
     for part in pattern.split("/"):
         if is_pattern(part):
@@ -82,9 +82,9 @@ def found(prefix: str, pattern: str) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Executables:
-    """The files that may be executed, by real path: `programs` are started, `libraries` only mapped.
+    """The files that may be executed, by real path: `programs` are started, `libraries` only mapped into memory.
 
-    `directories` are the PATH directories in which nothing else is shown; `links` are the names in them that lead to these files.
+    `directories` are the PATH directories that show only these files; `links` are the links in them that lead to these files.
     """
 
     programs: tuple[str, ...]
@@ -97,9 +97,9 @@ class Executables:
 def find_executables(
     rules: ProgramRules, *, search_path: str, programs: Sequence[str] = (), modules: Sequence[str] = (), project: str | None = None
 ) -> Executables:
-    """Return the files of the allowed programs.
+    """Return the files of the programs that the rules allow.
 
-    `programs` and the shared libraries below `modules` run the code of a run, so they are included whatever the rules say. A PATH directory
+    `programs` and the shared libraries below `modules` are included whatever the rules say: the run itself needs them. A PATH directory
     that is part of the project, or that is not named like a directory of programs, is shown unchanged: its files can be read, but only
     allowed files can be executed.
     """
@@ -128,7 +128,7 @@ def find_executables(
 
 
 def denied_files(rules: ProgramRules, *, search_path: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the paths to hide where only some programs are denied, and notes for the user."""
+    """Return the paths to hide for rules that deny only some programs, and notes for the user."""
     hidden: dict[str, None] = {}
     notes: list[str] = []
     for directory in _directories(search_path):
@@ -148,7 +148,7 @@ def denied_files(rules: ProgramRules, *, search_path: str) -> tuple[tuple[str, .
 
 
 class _Search:
-    """Collects files, each once, in the order of discovery."""
+    """Collects the files of allowed programs, each once, in the order of discovery."""
 
     def __init__(self, rules: ProgramRules, search_path: str, project: str | None) -> None:
         self.rules = rules
@@ -183,7 +183,10 @@ class _Search:
             self.notes.append(f"{pattern} is allowed, but there is no such program here")
 
     def _take(self, path: str, *, several: bool) -> bool:
-        """Take one name of PATH. Returns False if it would not start."""
+        """Take the program at a path in PATH, with the links to it. Returns False if it is denied or could not start.
+
+        Raises `PolicyError` if the program is part of a larger one that is not allowed, such as busybox.
+        """
         *links, real = _chain(path)
         name, own = os.path.basename(path), os.path.basename(real)
         if denied := self.rules.denies(*map(os.path.basename, (*links, real))):
@@ -220,7 +223,7 @@ class _Search:
         return True
 
     def _take_interpreter(self, script: str, words: Sequence[str], *, quiet: bool) -> bool:
-        """Take the interpreter in a script's first line, and `env` if the line names `env`. Returns False if one is missing or refused."""
+        """Take the interpreter in a script's first line, and `env` if the line names it. Returns False if one is missing or not allowed."""
         needed = [words[0]]
         if os.path.basename(words[0]) == "env":
             named = next((word for word in words[1:] if not word.startswith("-") and "=" not in word), "")
@@ -241,7 +244,7 @@ class _Search:
         return True
 
     def _obstacle(self, program: str) -> str:
-        """Return why a program that a script needs cannot be taken; empty if it can."""
+        """Return the reason why a program that a script needs cannot be taken; empty if it can be taken."""
         if not program:
             return "which is not allowed"
         *links, real = _chain(program)
@@ -265,7 +268,7 @@ class _Search:
                 self.take_named(tool, implied=True)
 
     def _take_helpers(self, directory: str) -> None:
-        """Take the programs in a directory; a script only if its interpreter is permitted anyway."""
+        """Take the programs in a directory of helpers. A script is taken only if the rules permit its interpreter."""
         for name in _names(directory):
             path = f"{directory}/{name}"
             if os.path.islink(path) or not os.path.isfile(path):
@@ -278,13 +281,13 @@ class _Search:
                     self.take_program(os.path.realpath(path), quiet=True)
 
     def _take_virtual_environment(self, link: str) -> None:
-        """Take the modules of a virtual environment: an interpreter started through its link loads them."""
+        """If the link belongs to a virtual environment, take the environment's shared libraries, which the linked interpreter loads."""
         place = os.path.dirname(os.path.dirname(link))
         if os.path.isfile(f"{place}/pyvenv.cfg"):
             self.take_modules(f"{place}/lib")
 
     def take_modules(self, tree: str) -> None:
-        """Take every shared library below a directory, with the libraries it is linked with. Leaves out programs, whatever their name."""
+        """Take every shared library below a directory, with the libraries that it needs. Programs are left out, whatever their name."""
         pending = [tree]
         while pending:
             try:
@@ -303,7 +306,10 @@ class _Search:
             self._take_libraries(library, os.path.dirname(path), ())
 
     def _take_libraries(self, of: elf.Object, beside: str, inherited: tuple[str, ...]) -> None:
-        """Take the libraries that an object is linked with, recursively. All variants are taken: the loader chooses later."""
+        """Take the libraries that an object is linked with, recursively. Every file that the loader might choose is taken.
+
+        `inherited` are search directories of the objects that load this one; `beside` is a directory to search last.
+        """
         search = (*of.search, *inherited)
         for name in (*of.needed, *(self._name_services if of.loader else ())):
             if (name, search, of.machine) in self._seen:
@@ -342,14 +348,14 @@ class _Search:
 
 
 def _directories(search_path: str) -> list[str]:
-    """Return the real directories of programs. Relative directories of PATH are left out: a guest may have written their files."""
+    """Return the real directories of PATH and the standard ones. Relative ones are left out: a guest may have written their files."""
     named = [path for path in search_path.split(os.pathsep) if path.startswith("/")]
     real = dict.fromkeys(os.path.realpath(path) for path in (*named, *STANDARD))
     return [path for path in real if path != "/" and os.path.isdir(path)]
 
 
 def _chain(path: str) -> list[str]:
-    """Return the links on the way of a path, each below its real directory, and the real file last."""
+    """Return the links that lead from a path to the real file, in order, and the real file last. The parent of each is a real path."""
     chain: list[str] = []
     for _ in range(_LONGEST_CHAIN):
         path = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))

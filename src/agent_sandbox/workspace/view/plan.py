@@ -50,7 +50,7 @@ _LONGEST_CHAIN = 40  # links in a row, as in the kernel
 
 @dataclass(frozen=True)
 class Needs:
-    """The files of the machine that a language needs. `links` and `contents` are created.
+    """The files that a language needs in the view. `links` and `contents` are links and files to create.
 
     `trees` and `files` are shown read-only, whatever the rules say. `tools` are trees that are shown too, except for parts the rules deny.
     """
@@ -64,14 +64,14 @@ class Needs:
 
 @dataclass(frozen=True)
 class MachineFacts:
-    """The facts about this machine that planning needs."""
+    """The facts about this machine that `plan_view` needs."""
 
     mounts: tuple[Mount, ...]  # visible mounts only
     privileged: bool
 
     @classmethod
     def look(cls) -> MachineFacts:
-        """Return the present facts about this machine."""
+        """Read the present facts about this machine."""
         with open("/proc/self/mountinfo", "rb") as file:
             return cls(_visible_mounts(file.read()), os.geteuid() == 0)
 
@@ -83,7 +83,7 @@ def _visible_mounts(table: bytes) -> tuple[Mount, ...]:
 
 @dataclass
 class Draft:
-    """A mount plan in the making."""
+    """A mount plan that is still being built."""
 
     host: MachineFacts
     rules: FileRules
@@ -165,7 +165,7 @@ def _chosen_trees(plan: Draft, needs: Needs) -> None:
 def _show_tree(plan: Draft, path: str, shown: Sequence[str], *, writable: bool) -> None:
     """Show a tree that the rules name, with the filesystems mounted below it. A missing tree is no error; a single file is copied.
 
-    If the path of a file is a link, the view has the link and, under its own path, the link's target, unless a `shown` tree contains it.
+    If links lead to a single file, the view also gets each link and the file, at their own paths, unless a tree in `shown` contains them.
     """
     real = os.path.realpath(path)
     try:
@@ -186,7 +186,7 @@ def _show_tree(plan: Draft, path: str, shown: Sequence[str], *, writable: bool) 
 
 
 def _on_the_way(path: str) -> Iterator[tuple[str, str]]:
-    """Yield the links on the way to a file, and the file last: the real path of each, and the directory to show it in."""
+    """Yield the links on the way to a file, and the file last. Each comes as a real path, and the directory of the view to show it in."""
     parent = os.path.dirname(path)
     for _ in range(_LONGEST_CHAIN):
         directory = os.path.realpath(parent)
@@ -199,7 +199,10 @@ def _on_the_way(path: str) -> Iterator[tuple[str, str]]:
 
 
 def _copy_file(plan: Draft, place: str, parent: str, *, writable: bool) -> None:
-    """Copy one file into a new directory of the view. Files of one directory share that copy: a second mount would hide the first."""
+    """Plan a copy of the file `place` in the directory `parent` of the view.
+
+    Files from one directory share one step, because the mount of a second step would hide the first.
+    """
     directory, name = os.path.split(place)
     for index, step in enumerate(plan.steps):
         if isinstance(step, Copies) and (step.source, step.target) == (directory, parent):
@@ -210,7 +213,7 @@ def _copy_file(plan: Draft, place: str, parent: str, *, writable: bool) -> None:
 
 
 def _split(plan: Draft, directory: str, project: str | None) -> None:
-    """Show each entry of a directory by itself. Rootless, a directory with mounts below it cannot be one layer."""
+    """Show each entry of a directory by itself. Rootless, a directory with mounts below it cannot be a single overlay layer."""
     try:
         entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
     except PermissionError:
@@ -248,7 +251,7 @@ def _show(plan: Draft, target: str, *, source: str = "", writable: bool | None =
 
 
 def _copy_what_cannot_be_masked(plan: Draft) -> None:
-    """Replace the directory of each glob pattern, which masks cannot express, by copies of the entries that the rules allow."""
+    """Replace the directory of each glob pattern by copies of the entries that the rules allow. Masks cannot express a pattern."""
     for pattern in (*plan.rules.allowed, *plan.rules.denied):
         if isinstance(pattern, Glob) and (plan.rules.read or plan.rules.write):
             if pattern.directory == "/":
@@ -260,7 +263,7 @@ def _copy_what_cannot_be_masked(plan: Draft) -> None:
 
 
 def _make_files_where_copies_are(plan: Draft) -> None:
-    """Let the step of a copied directory create the new files in that directory, instead of a step for each new file."""
+    """Let the step that copies a directory also create the new files in it, instead of a step for each new file."""
     files = [step for step in plan.steps if isinstance(step, NewFile)]
     for index, step in enumerate(plan.steps):
         if isinstance(step, Copies):
@@ -271,7 +274,7 @@ def _make_files_where_copies_are(plan: Draft) -> None:
 
 
 def _make_room_in_copies(plan: Draft) -> None:
-    """Add mount points to copied directories for everything mounted below them: a finished copy may be read-only."""
+    """Add mount points to copied directories for everything mounted below them, because a finished copy may be read-only."""
     files = [os.path.dirname(step.target) for step in plan.steps if isinstance(step, Bind | NewFile | Symlink)]
     mounted = [step.target for step in (*plan.steps, *plan.overlays) if isinstance(step, Overlay | Copies | Directory | Tmpfs)]
     for index, step in enumerate(plan.steps):
@@ -309,7 +312,7 @@ def _outermost(paths: Iterable[str]) -> list[str]:
 
 
 def _in_order(steps: list[Step], overlays: list[Overlay]) -> Iterator[Step]:
-    """Sort outer mounts before inner ones: a mount hides everything mounted below it earlier. Seals come last."""
+    """Sort outer mounts before inner ones: a mount hides everything mounted below it earlier. The steps that seal the view come last."""
 
     def depth(step: Step) -> int:
         if isinstance(step, SkeletonRoot):
@@ -323,7 +326,7 @@ def _in_order(steps: list[Step], overlays: list[Overlay]) -> Iterator[Step]:
 
 
 def _hide(plan: Draft, needs: Needs) -> None:
-    """Hide denied and secret paths wherever they can be reached. A needed tree below a hidden path gets an overlay of its own."""
+    """Hide denied and secret paths at every place that leads to them. A needed tree below a hidden path gets an overlay of its own."""
     hidden: dict[str, bool] = {}  # path: whether the directory itself stays, emptied
     places = _Places(plan.host)
     for path, stays in _hidden_paths(plan.rules):
@@ -368,13 +371,13 @@ def _hide(plan: Draft, needs: Needs) -> None:
 
 
 def _needs_a_bind(path: str, hidden: dict[str, bool], steps: Sequence[Step], kept: Sequence[str]) -> bool:
-    """Return whether a needed file would vanish with a hidden directory above it."""
+    """Return whether a needed file is below a hidden directory and not shown yet. `kept` are needed trees that stay shown."""
     shown = any(contains(tree, path) for tree in kept) or any(isinstance(step, Bind) and step.target == path for step in steps)
     return not shown and os.path.isfile(path) and any(above in hidden for above in ancestors(path))
 
 
 def _without_hidden_files(steps: Sequence[Step], hidden: dict[str, bool], needed: Sequence[str]) -> Iterator[Step]:
-    """Yield the steps without hidden files. Single files are bound and copied by name, past every overlay and its masks."""
+    """Yield the steps without binds and copies of hidden files, unless a file is needed. The masks of overlays do not cover these steps."""
 
     def is_hidden(path: str) -> bool:
         return any(above in hidden and not (above == path and hidden[above]) for above in ancestors(path))
@@ -387,7 +390,7 @@ def _without_hidden_files(steps: Sequence[Step], hidden: dict[str, bool], needed
 
 
 def _stand_in_for_others(plan: Draft) -> None:
-    """Make writable directories of other users, such as /var/tmp, beforehand in a layer of ours. Rootless only.
+    """Plan stand-ins, in our layer, for other users' directories that we may write to, such as /var/tmp. Rootless only.
 
     For a write below such a directory, the overlay would copy the directory up for an owner who does not exist here, and the write would
     fail. Only directories right below the top of an overlay are covered: finding all such directories would take a walk through the
@@ -416,7 +419,7 @@ def _hidden_paths(rules: FileRules) -> Iterator[tuple[str, bool]]:
 
 
 class _Places:
-    """All paths to the same entry: its own path, the real path behind links, and the paths where its filesystem is mounted again."""
+    """Finds all paths to an entry: its own path, the real path behind links, and the paths where its filesystem is mounted again."""
 
     def __init__(self, host: MachineFacts) -> None:
         devices = [mount.device for mount in host.mounts if mount.fstype not in mountinfo.PSEUDO]
@@ -439,7 +442,8 @@ class _Places:
 def _select(rules: FileRules, directory: str, shown_as: str) -> tuple[str, ...]:
     """Return the paths below `directory`, relative to it, that the rules allow, parents first. Links are never followed.
 
-    Raises PolicyError when the entries are too many or too large to copy at every start.
+    `shown_as` is the directory's path in the view, by which the rules judge. Raises PolicyError if the entries are too many or too large to
+    copy at every start.
     """
     chosen: dict[str, None] = {}
     total = 0
@@ -478,7 +482,7 @@ def _add_with_parents(chosen: dict[str, None], relative: str) -> None:
 
 
 def _gate(plan: Draft, executables: Executables) -> None:
-    """Limit a complete plan to these executables."""
+    """Change a complete plan so that only these executables can be executed."""
     hidden = {place for place in executables.directories if not plan.rules.bars(place)}
     bound = {step.target for step in plan.steps if isinstance(step, Bind)}
 
@@ -494,7 +498,7 @@ def _gate(plan: Draft, executables: Executables) -> None:
 
 
 def _showing_only(overlay: Overlay, hidden: set[str], files: list[str], links: tuple[tuple[str, str], ...]) -> Overlay:
-    """Return the overlay with its PATH directories emptied, and mount points in them for the allowed files."""
+    """Return the overlay with the `hidden` PATH directories emptied, and with mount points and links in them for the allowed files."""
     inside = [
         place for place in sorted(hidden, key=lambda place: place.count("/")) if place != overlay.source and contains(overlay.source, place)
     ]
