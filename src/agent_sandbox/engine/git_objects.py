@@ -13,6 +13,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from heapq import heappop, heappush
 from typing import IO
 
 from agent_sandbox._fast.values import replace
@@ -29,6 +30,7 @@ _MOST_READ = 1 << 30  # bytes of new packs and objects
 _LIMITS = Limits(wall_seconds=600, cpu_seconds=600, memory_bytes=4096 * MIB, output_bytes=None, disk_bytes=16 * MIB)
 _LOOSE_LIMIT = 100  # objects: git itself makes a pack of more
 _PIECE = 1 << 20
+_MOST_COMMITS = 20_000  # that are looked at for one reference
 
 RuntimeOf = Callable[[], Runtime]
 
@@ -134,18 +136,38 @@ class GuestObjects:
         """Return the size of an object's content."""
         return self._places[name][2] if name in self._places else len(self.read(name)[1])
 
-    def new_commits(self, tip: str) -> Iterator[tuple[str, Commit]]:
-        """Yield the commits that are new in the sandbox and lead to a tip, the tip first."""
-        todo, seen = [tip], {tip}
-        while todo:
-            name = todo.pop(0)
-            if name not in self._places or (commit := self.commit(name)) is None:
-                continue
-            if self._places[name][0] == "commit":
-                yield name, commit
-            new = [parent for parent in commit.parents if parent not in seen]
-            seen.update(new)
-            todo += new
+    def commits_after(self, tip: str, olds: Iterable[str]) -> list[tuple[str, Commit]]:
+        """Return the commits that lead to a tip and to none of the old commits, the newest first.
+
+        Both sides are walked by time, as git does, until only commits are left that lead to an old one. After `_MOST_COMMITS`, or where
+        the history of a shallow clone ends, the walk ends.
+        """
+        found: dict[str, Commit | None] = {}
+        old: set[str] = set()
+        queue: list[tuple[int, str]] = []
+
+        def meet(name: str, is_old: bool) -> None:
+            if is_old:
+                old.add(name)
+            if name not in found:
+                try:
+                    found[name] = self.commit(name)
+                except Damaged:
+                    found[name] = None
+                heappush(queue, (-(each.time if (each := found[name]) else 0), name))
+
+        meet(tip, is_old=False)
+        for name in olds:
+            meet(name, is_old=True)
+        new: list[str] = []
+        while queue and len(found) < _MOST_COMMITS and not all(name in old for _, name in queue):
+            _, name = heappop(queue)
+            commit = found[name]
+            if name not in old:
+                new.append(name)
+            for parent in commit.parents if commit is not None else ():
+                meet(parent, name in old)
+        return [(name, commit) for name in new if name not in old and (commit := found[name]) is not None]
 
     def as_files(self) -> Iterator[tuple[str, bytes]]:
         """Yield the files to write below `objects`: one for each object or, for many objects, a pack and its index."""

@@ -44,6 +44,7 @@ _UNKNOWN = "?"
 _OPERATIONS = ("MERGE_HEAD", "CHERRY_PICK_HEAD", "REVERT_HEAD", "REBASE_HEAD", "AUTO_MERGE", "BISECT_HEAD")
 _MOST_ANCESTORS = 5_000
 _MOST_PATHS = 20_000  # of one branch, compared with the files that are shown
+_MOST_TIPS = 500  # branches whose commits are not new
 _NAMED = 5
 _TITLES = 3
 
@@ -154,6 +155,7 @@ class _Carrier:
         self.words: list[str] = []
         self.refused: list[Refusal] = []
         self.meanings: dict[str, Meaning] = {}
+        self._tips: list[str] | None = None
 
     def carry(self, until_the_end: ExitStack) -> None:
         """Compare everything, and collect what is to be written. Raises `Damaged`."""
@@ -178,7 +180,7 @@ class _Carrier:
         self._carry_index(index)
         for path, lines in logs.items():
             self._carry_log(path, [line for line in lines if missing.isdisjoint(part.decode() for part in line.split(b" ", 2)[:2])])
-        self._refuse_hidden(sorted({mine for _, mine, _ in (*values.values(), head) if mine and mine in self.objects}))
+        self._refuse_hidden({mine for _, mine, _ in (*values.values(), head) if mine and not mine.startswith("ref: ")})
 
     @property
     def _width(self) -> int:
@@ -264,6 +266,18 @@ class _Carrier:
             self.made[f"{self.place.common}/packed-refs"] = without_packed(packed, frozenset(gone))
             self.meanings[f"{self.place.common}/packed-refs"] = (PACKED,)
 
+    def _real_tips(self) -> list[str]:
+        """Return the commits that the real branches and HEAD name."""
+        if self._tips is None:
+            values = references(self.place, self.files.real, self.files)
+            branches = [value for name, value in values.items() if name.startswith(("refs/heads/", "refs/remotes/"))]
+            head = (self.files.real(f"{self.place.directory}/HEAD") or b"").decode("utf-8", "surrogateescape").strip()
+            width = 2 * self._width
+            self._tips = [
+                each for each in dict.fromkeys((head, *branches[:_MOST_TIPS])) if len(each) == width and self.objects.real.has(each)
+            ]
+        return self._tips
+
     def _top_of(self, name: str) -> str:
         own = name.startswith(("refs/bisect/", "refs/worktree/", "refs/rewritten/"))
         return self.place.directory if own else self.place.common
@@ -276,7 +290,7 @@ class _Carrier:
         if mine.startswith("ref: "):
             self.words.append(f"{spoken} points to {mine[5:]}")
             return
-        commits = list(self.objects.new_commits(mine))
+        commits = self.objects.commits_after(mine, self._real_tips())
         titles = "; ".join(commit.title for _, commit in commits[:_TITLES]) + ("; …" if len(commits) > _TITLES else "")
         number = f"{len(commits):,} commit{'' if len(commits) == 1 else 's'}"
         old = real or (None if base == _UNKNOWN else base)
@@ -392,7 +406,7 @@ class _Carrier:
         hidden = sorted(self._hidden())
         seen: set[str] = set()
         for tip in tips if hidden else ():
-            for name, commit in self.objects.new_commits(tip):
+            for name, commit in self.objects.commits_after(tip, self._real_tips()):
                 if name in seen:
                     continue
                 seen.add(name)

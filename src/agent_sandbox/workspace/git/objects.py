@@ -23,11 +23,12 @@ _MOST_ALTERNATES = 20
 
 @dataclass(frozen=True)
 class Commit:
-    """A commit. `title` is the first line of its message."""
+    """A commit. `title` is the first line of its message, `time` the seconds since 1970 that its committer gave."""
 
     tree: str
     parents: tuple[str, ...]
     title: str
+    time: int
 
 
 def hash_name(kind: str, content: bytes, algorithm: str) -> str:
@@ -77,7 +78,9 @@ def read_commit(content: bytes, width: int) -> Commit:
     if not all(_is_name(name, width) for name in (tree, *parents)) or not all(people):
         raise Damaged("a commit has no valid header")
     message = content.partition(b"\n\n")[2].lstrip(b"\n")
-    return Commit(tree, tuple(parents), os.fsdecode(message.partition(b"\n")[0][:200]))
+    seconds = people[1].rpartition(" ")[0].rpartition(" ")[2]
+    time = int(seconds) if seconds.isdecimal() and len(seconds) < 15 else 0
+    return Commit(tree, tuple(parents), os.fsdecode(message.partition(b"\n")[0][:200]), time)
 
 
 def _header(content: bytes) -> list[str]:
