@@ -1,4 +1,4 @@
-"""The sandbox for asyncio: the same methods, awaited. Each execution runs in a thread, by the same code.
+"""`Sandbox` and its sessions for asyncio: the same methods, to be awaited. Each execution runs the synchronous code in a thread.
 
 This is a module of its own, so that programs without an event loop do not import asyncio.
 """
@@ -34,7 +34,7 @@ class AsyncSandbox:
     """
 
     def __init__(self, config: SandboxConfig | None = None, **settings: Any) -> None:
-        """As for `Sandbox`."""
+        """Take the arguments of `Sandbox`."""
         self._sandbox = Sandbox(config, **settings)
         self._threads = ThreadPoolExecutor(MOST_AT_ONCE, thread_name_prefix=f"sandbox-{self.id}")
 
@@ -48,12 +48,12 @@ class AsyncSandbox:
 
     @property
     def config(self) -> SandboxConfig:
-        """Its settings."""
+        """The settings of this sandbox."""
         return self._sandbox.config
 
     @property
     def status(self) -> SandboxStatus:
-        """As for `Sandbox`."""
+        """The status, as for `Sandbox`."""
         return self._sandbox.status
 
     async def execute(self, code: str, language: str = "python", **options: Unpack[RunOptions]) -> SandboxResult:
@@ -70,7 +70,7 @@ class AsyncSandbox:
         return await loop.have(self._threads, self._sandbox.perform, what, {**options, **loop.tools(self.config, options)})
 
     def session(self, **options: Unpack[SessionOptions]) -> AsyncSession:
-        """As for `Sandbox`, in the event loop that runs."""
+        """Open a session, as `Sandbox.session` does. It belongs to the event loop that is running now."""
         loop = _Loop()
         given: dict[str, Any] = {**options, **loop.tools(self.config, options)}
         on_output = given.pop("on_output", None)
@@ -130,7 +130,7 @@ class AsyncSession:
 
 
 class _Loop:
-    """The event loop that awaits a thread, and runs the coroutine tools of that thread."""
+    """An event loop that awaits runs in other threads, and executes the coroutine tools that these runs call."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -140,7 +140,7 @@ class _Loop:
     async def have(
         self, threads: ThreadPoolExecutor, perform: Callable[..., SandboxResult], what: object, options: dict[str, Any]
     ) -> SandboxResult:
-        """Return the result of `perform`. A cancelled task ends the run."""
+        """Call `perform` in a thread and return its result. If the awaiting task is cancelled, the run is killed."""
         run = Run()
         listener = _Relay(options["on_output"], self._loop, run.cancel) if options.get("on_output") is not None else None
         job = threads.submit(perform, run, what, **{**options, "on_output": listener})
@@ -161,7 +161,7 @@ class _Loop:
         return outcome
 
     def tools(self, config: SandboxConfig, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the tools with coroutines wrapped as functions for the thread of the run. Other tools are called there directly."""
+        """Return the option `tools`, in which each coroutine function is wrapped in a function that the thread of a run can call."""
         every = {**config.toolbox, **named(options.get("tools", ()))}
         return {"tools": {name: self._called(tool) if iscoroutinefunction(tool) else tool for name, tool in every.items()}} if every else {}
 

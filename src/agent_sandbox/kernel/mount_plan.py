@@ -33,7 +33,7 @@ DIGEST = "~"  # prefix of the digest that replaces a longer name; a quoted path 
 
 @dataclass(frozen=True)
 class PathMask:
-    """A name hidden in an overlay's lower layer, even if it appears later. `keep` shows the directory itself, but empty."""
+    """A path to hide in an overlay's lower layer, even if it is created later. With `keep`, the directory is shown, but empty."""
 
     path: str  # relative to the overlay
     keep: bool = False

@@ -25,11 +25,11 @@ _MOST_ROUNDS = 4096  # rounds of promise jobs between two checks for more
 
 
 class Broken(Exception):
-    """The interpreter itself failed, not the program in it. Its error message is on stderr."""
+    """The interpreter itself failed, not the program that it runs. The error message is on stderr."""
 
 
 def prelude() -> str:
-    """Return the source of the globals that a program finds, as one module."""
+    """Return the JavaScript source that defines the globals of a program, as one module."""
     here = os.path.dirname(__file__)
     texts = []
     for name in _FILES:
@@ -59,7 +59,7 @@ class QuickJS(Inside):
         self._name, self._scratch = self._text("<host>"), self._put(bytes(4))
 
     def run(self, path: str, message: Mapping[str, Any]) -> int:
-        """Run the program of a guest's message. Its end also ends this process. Raises `Broken` if the interpreter fails."""
+        """Run the program in a guest's message. A program that exits ends this process, too. Raises `Broken` if the interpreter fails."""
         self._ours("begin", json.dumps({"path": path} | {name: message[name] for name in _GIVEN}, sort_keys=True))
         while True:
             self._run_promise_jobs()

@@ -19,11 +19,11 @@ _HEADER = 8
 
 
 class Unknown(ValueError):
-    """The module is not the one we know."""
+    """The module is not the version of QuickJS that this patch is for."""
 
 
 def adapted(module: bytes) -> bytes:
-    """Return the patched module. Raises `Unknown` if it is not as expected."""
+    """Return the patched module. Raises `Unknown` if the module is not as expected."""
     if module.count(_UNNAMED) != 1:
         raise Unknown("it does not name what it evaluates as expected")
     return _with_exports(module.replace(_UNNAMED, f"\0{NAME}".encode().ljust(len(_UNNAMED), b"\0")))
