@@ -57,11 +57,11 @@ class AsyncSandbox:
         return self._sandbox.status
 
     async def execute(self, code: str, language: str = "python", **options: Unpack[RunOptions]) -> SandboxResult:
-        """As for `Sandbox`."""
+        """Run code, as `Sandbox.execute` does."""
         return await self._perform(code_of(code, language), options)
 
     async def run(self, work: str | Sequence[str] | Shell, **options: Unpack[RunOptions]) -> SandboxResult:
-        """As for `Sandbox`."""
+        """Run code or a command, as `Sandbox.run` does."""
         return await self._perform(work_of(work), options)
 
     async def _perform(self, what: Code | Command, options: RunOptions) -> SandboxResult:
@@ -77,11 +77,11 @@ class AsyncSandbox:
         return AsyncSession(self._sandbox.session(**given), loop, self._threads, on_output)
 
     async def kill(self) -> None:
-        """As for `Sandbox`."""
+        """Kill all runs, as `Sandbox.kill` does."""
         self._sandbox.kill()
 
     async def close(self) -> None:
-        """As for `Sandbox`."""
+        """Close the sandbox, as `Sandbox.close` does."""
         # In a thread outside the pool: all threads of the pool may be busy with the runs to be ended.
         await asyncio.to_thread(self._sandbox.close)
         self._threads.shutdown(wait=False)
@@ -104,22 +104,22 @@ class AsyncSession:
 
     @property
     def ended(self) -> str:
-        """As for `SandboxSession`."""
+        """Why the session has ended; empty before that."""
         return self._session.ended
 
     @property
     def changes(self) -> ChangeSet:
-        """As for `SandboxSession`."""
+        """The changes of all turns, as for `SandboxSession`."""
         return self._session.changes
 
     async def run(self, code: str, **options: Unpack[TurnOptions]) -> SandboxResult:
-        """As for `SandboxSession`."""
+        """Run one turn, as `SandboxSession.run` does."""
         if self._on_output is not None:
             options.setdefault("on_output", self._on_output)
         return await self._loop.have(self._threads, self._session.perform, code, {**options})
 
     async def close(self) -> None:
-        """As for `SandboxSession`."""
+        """End the session, as `SandboxSession.close` does."""
         await asyncio.to_thread(self._session.close)
 
     async def __aenter__(self) -> Self:

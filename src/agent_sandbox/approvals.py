@@ -41,7 +41,7 @@ class Asking:
         self._made: list[Approver] = []
 
     def approver(self, policy: Policy) -> Approver:
-        """Return the approver for a policy."""
+        """Make the approver for runs under this policy."""
         approver: Approver = (
             here().desk(policy, here().inbox(policy=policy), sandbox=self._sandbox, tokens=self._tokens)
             if self._given is None

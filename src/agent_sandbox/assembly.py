@@ -1,7 +1,7 @@
 """Build the parts of the product for one host: ledger, gates, approvals, grants, runtimes and sessions.
 
-Only this module builds them. Only `Host.here()` and the command line read the environment; everything below takes paths as arguments. Each
-call of `here()` reads the environment again, so that a test, or a process that changes its user, gets the current values.
+Only this module builds them. Only `Host.here()`, the command line and the self-test read the environment; all other code takes paths as
+arguments. Each call of `here()` reads the environment again, so that a test, or a process that changes its user, gets the current values.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Host:
 
 
 def here() -> Assembly:
-    """Return the assembly for this host."""
+    """Return the `Assembly` for this host, which builds the parts of the product."""
     return Assembly(Host.here())
 
 

@@ -24,7 +24,7 @@ _REMEMBERED = 10_000  # intents whose outcome is still to come
 
 
 class AuditLevel(Enum):
-    """Levels of entries, mildest first."""
+    """Levels of entries, least severe first."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -90,7 +90,7 @@ class AuditLog:
             self.show(entry)
 
     def show(self, entry: Entry) -> None:
-        """Add one entry of the ledger."""
+        """Add an entry of the ledger to this log."""
         with self._lock:
             audited = self._made(entry)
             if not audited.level >= self._level:

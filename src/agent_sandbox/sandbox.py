@@ -129,7 +129,7 @@ def work_of(work: str | Sequence[str] | Shell) -> Code | Command:
 
 
 def with_arguments(what: Code | Command, args: Sequence[str]) -> Code | Command:
-    """Return the work with more arguments."""
+    """Return the work with these arguments added to its own."""
     return replace(what, arguments=(*what.arguments, *args)) if isinstance(what, Code) else Command((*what.argv, *args))
 
 
@@ -331,7 +331,7 @@ class Sandbox:
         record: str | os.PathLike[str] | None = None,
         on_output: OnOutput | None = None,
     ) -> SandboxResult:
-        """Run work with a handle that another thread can cancel."""
+        """Run work. `run` is a handle with which another thread can cancel it."""
         handed = named(tools) if tools != () else {}
         listener = TextListener(on_output) if on_output is not None else None
         self.begin(run)

@@ -94,7 +94,7 @@ class SandboxSession:
     def perform(
         self, run: Run, code: str, *, stdin: str | bytes = b"", timeout: float | None = None, on_output: OnOutput | None = None
     ) -> SandboxResult:
-        """Run one turn with a handle that another thread can cancel."""
+        """Run one turn. `run` is a handle with which another thread can cancel it."""
         source, call = code_of(code, "python").source, on_output or self._on_output
         if self._taking == threading.get_ident():
             raise SandboxError("this session is in a turn, which waits for this call", hint="use another session in it")

@@ -69,7 +69,7 @@ class Workspace:
         approver: Approver | Callable[[Action, Ask], bool] | None = None,
         capabilities: Iterable[Token | str] = (),
     ) -> None:
-        """Usually made by `over`. The policy files of the machine, the user and the project narrow the policy."""
+        """Use `over` to make a workspace. The policy files of the machine, the user and the project narrow the policy."""
         self._runtime = config.runtime if config else "process"
         self.project = stored.state.project
         self._stored = stored
@@ -122,8 +122,8 @@ class Workspace:
     def run(self, work: str | Sequence[str] | Shell, **options: Any) -> SandboxResult:
         """Run Python code (a string), a program with its arguments (a sequence of words), or a bash command line (`shell("…")`).
 
-        It begins in the project. Options: `stdin`, `env_vars`, `timeout`, `args`, `on_output`, as for `Sandbox.run`; `cwd`; and
-        `watch_reads` (as root only), which records the files of the project that it opens, so that `drift` can mark those it has read.
+        The work starts in the project directory. Options: `stdin`, `env_vars`, `timeout`, `args`, `on_output`, as for `Sandbox.run`; `cwd`;
+        and `watch_reads` (as root only), which records the files of the project that the work opens, so that `drift` can mark them.
         """
         return self._perform(work_of(work), **options)
 
@@ -173,7 +173,7 @@ class Workspace:
         args: Sequence[str] = (),
         cwd: PathLike | None = None,
     ) -> EffectPlan:
-        """Run work on a clone of the machine as this sandbox sees it, and return its effects. Neither machine nor sandbox is changed.
+        """Run work on a throw-away clone of this sandbox, and return its effects. Neither the machine nor this sandbox is changed.
 
         The plan is kept for an hour, for `carry_out`. Raises `Denied` when the policy refuses the work, and what `run` raises.
         """

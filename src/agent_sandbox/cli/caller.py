@@ -64,7 +64,7 @@ HANG_UP_SECONDS = 1.0  # time for a program to save its work after its terminal 
 
 
 def interactive() -> bool:
-    """Whether standard input and output are a terminal and our process is in its foreground."""
+    """Whether standard input and output are a terminal, and our process is in the terminal's foreground."""
     try:
         return os.isatty(0) and os.isatty(1) and os.tcgetpgrp(0) == os.getpgrp()
     except OSError:
@@ -100,7 +100,7 @@ class Forwarding:
         self._guest = guest
 
     def take(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal."""
+        """Handle a signal: forward the first one to the guest; at the second one, kill the guest."""
         if self._guest is None:
             raise KeyboardInterrupt  # nothing of the guest has run: unwind, and leave nothing behind
         self.received.append(number)
@@ -180,7 +180,7 @@ class EscapedOutput:
 
 
 def terminal_size() -> Terminal:
-    """Return the size of our terminal; 24 by 80 if it has none."""
+    """Return the size of our terminal; 24 by 80 if it is unknown."""
     rows, columns, _, _ = struct.unpack("HHHH", fcntl.ioctl(0, termios.TIOCGWINSZ, bytes(8)))
     return Terminal(rows or 24, columns or 80)
 

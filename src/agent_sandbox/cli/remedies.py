@@ -51,7 +51,7 @@ class DoctorResult(VerbResult):
 
     @property
     def code(self) -> int:
-        """1 if something required is missing."""
+        """1 if something required is missing, else 0."""
         return 0 if self.usable else 1
 
     def text(self, console: Console) -> None:
@@ -158,7 +158,7 @@ def remedy(here: Situation) -> str:
 
 
 def idmapping_remedy(here: Situation) -> str:
-    """Return a remedy if root's filesystem does not support idmapped mounts, which sandboxes started by root need."""
+    """Return a remedy for a root filesystem without support for idmapped mounts, which sandboxes started by root need."""
     if here.container:
         return "the root filesystem of a container is an overlay, which cannot be idmapped: run this as an ordinary user"
     return "run this as an ordinary user, or on a root filesystem that can be idmapped (ext4, xfs, btrfs; Linux 5.12 to 5.15 and later)"

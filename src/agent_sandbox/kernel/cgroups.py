@@ -36,7 +36,7 @@ _MOST_DIRECTORIES = 5000  # examined in one sweep
 
 @dataclass(frozen=True)
 class Hierarchy:
-    """One cgroup tree. On v1, `controllers` are those of the tree. On v2 it is empty, because each directory has its own controllers."""
+    """One cgroup tree. On v1, `controllers` are those of the tree. On v2 `controllers` is empty, because each directory has its own."""
 
     version: int
     controllers: frozenset[str]
@@ -346,7 +346,7 @@ def create(
 
 
 def _adds_something(hierarchy: Hierarchy, parts: list[Part]) -> bool:
-    """Return whether a directory in this hierarchy adds anything to these parts.
+    """Return whether a directory in this hierarchy would add a limit, a counter or a way to kill that the other parts lack.
 
     A v2 directory always does: it counts CPU time and can kill all its processes, even without limits.
     """

@@ -35,7 +35,7 @@ class Object:
 
 
 def read(path: str) -> Object | None:
-    """Return the parsed file; None if it is not a program or library of this kind, or cannot be read."""
+    """Parse an ELF file. Return None if it is not a 64-bit little-endian program or library, or cannot be read."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

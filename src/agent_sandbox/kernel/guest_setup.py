@@ -142,7 +142,7 @@ def _build_view(identity: Identity, plan: mount_plan.MountPlan) -> tuple[Site, i
 
 
 def _give_up_identity(identity: Identity, control: socket.socket) -> None:
-    """Enter the guest's own user namespace. It lies inside the user namespace that owns the guest's mounts, network and processes.
+    """Enter the guest's own user namespace, which owns nothing: the mounts, network and processes belong to the namespace around it.
 
     Raises EOFError if the supervisor has gone.
     """

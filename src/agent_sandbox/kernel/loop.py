@@ -153,7 +153,10 @@ def complement(pieces: list[Extent], size: int) -> list[tuple[int, int]]:
 
 
 def fill(top: int, image_bytes: int, keep_bytes: int) -> list[tuple[int, int]]:
-    """Create ballast and spare in a new image, and leave `keep_bytes` free. Return the ranges outside the ballast, to allocate on disk."""
+    """Create the ballast file and the spare file in a new image, and leave `keep_bytes` free.
+
+    Return the ranges of the image that must be allocated on the disk: all outside the ballast.
+    """
     with _opened(top, SPARE) as spare:
         os.posix_fallocate(spare.fileno(), 0, SPARE_BYTES)
     space = os.fstatvfs(top)

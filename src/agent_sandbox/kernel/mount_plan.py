@@ -65,7 +65,7 @@ class OnDisk:
 
 @dataclass(frozen=True)
 class InImage:
-    """Upper layers in an attached image. The run writes to one generation; the generations below it are frozen.
+    """Upper layers in an attached image. The run writes to the newest generation of layers; earlier generations are frozen.
 
     The space in the image is the disk limit. Files in the image belong to the same ids as in `OnDisk`.
     """

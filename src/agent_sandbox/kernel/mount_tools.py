@@ -197,7 +197,7 @@ def _move_ids(fd: int, userns: int, source: str, flags: int = 0) -> None:
 
 
 def mount_overlay(lowers: list[str], key: str, target: str, writable: bool, site: Site) -> None:
-    """Mount an overlay at a target of the guest's root. Raises OSError."""
+    """Mount an overlay of these lower layers at a target of the guest's root. `key` names its upper layer. Raises OSError."""
     lowers = [*_frozen(key, site), *lowers]
     options = f"lowerdir={':'.join(lowers)}"
     if writable:

@@ -90,7 +90,10 @@ def begin(payload: socket.socket) -> None:
 
 
 def take_listener(pid: int, number: int) -> int:
-    """In the supervisor: return a copy of the listener of a guest waiting in `begin`. Raises OSError if the host forbids it."""
+    """In the supervisor: return a copy of the listener, which is descriptor `number` of a guest that waits in `begin`.
+
+    Raises OSError if the host forbids it.
+    """
     handle = os.pidfd_open(pid)
     try:
         listener = sc.pidfd_getfd(handle, number)

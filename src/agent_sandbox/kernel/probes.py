@@ -204,7 +204,7 @@ def safe_opening() -> Trial:
 
 
 def control_group() -> tuple[frozenset[str], dict[str, str]]:
-    """Return which of "memory" and "processes" a cgroup made here enforces, and a reason for each limit it does not enforce. No fork."""
+    """Return which of "memory" and "processes" a cgroup made here enforces, and the reason for each that it does not. Does not fork."""
     group = cgroups.create(memory_bytes=MEMORY_BYTES, processes=PROCESSES, unique="probe")
     try:
         return group.enforces, dict(group.missing)

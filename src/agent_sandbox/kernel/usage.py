@@ -301,9 +301,10 @@ def apply_rlimits(
 ) -> None:
     """Limit the calling process and its descendants. `None` leaves that limit unchanged.
 
-    Soft and hard limit become equal and only go down. The present hard limit is never exceeded, so no capability is needed. A guest
-    without capabilities cannot raise the limit again. Call it inside the guest's user namespace: `processes` counts the tasks of this user
-    *in* that namespace (Linux 5.14 and later; earlier, all tasks of the user on the machine). A limit set outside would be counted outside.
+    Soft and hard limit become equal and only go down. The present hard limit is never exceeded, so no capability is needed. A guest without
+    capabilities cannot raise the limit again. Call it inside the guest's user namespace: `processes` counts the tasks of this user *in*
+    that namespace (Linux 5.14 and later; earlier, all tasks of the user on the machine). A limit that is set outside the namespace would
+    count the user's tasks outside.
 
     `data_bytes` bounds the heap and private writable mappings of each process. Pass it only where no cgroup bounds memory.
     """

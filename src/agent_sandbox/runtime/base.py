@@ -56,7 +56,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Exit:
-    """The end of a run. A failing program is data: `code` is its own, or 128 + the signal as a shell reports it.
+    """The end of a run. `code` is the program's own exit code, or 128 plus the number of the signal that ended it, as in a shell.
 
     `limits_hit` never names the limit on open files. Without a cgroup, it does not name memory for a refused allocation. Only the program
     sees these errors (EMFILE, ENOMEM), and the kernel does not count them.

@@ -29,7 +29,7 @@ Write = Callable[[bytes], object]
 
 @dataclass(frozen=True)
 class DiffRun:
-    """How the command ended whose changes a diff shows."""
+    """The end of the command whose changes a diff shows."""
 
     exit: int
     reason: ExitReason

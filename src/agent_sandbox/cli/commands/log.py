@@ -212,7 +212,7 @@ def _verified(path: str, report: Report, keys: str) -> LogVerifyResult:
 
 
 def log_checkpoint() -> CheckpointResult:
-    """Sign the last entry and record that."""
+    """Sign the last entry of the ledger, and record the signature in the ledger."""
     return CheckpointResult(checkpoints.note(here().ledger().checkpoint()))
 
 

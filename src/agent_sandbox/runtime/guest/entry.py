@@ -1,4 +1,4 @@
-"""The entry point of a guest, after all confinement is in force: receive the payload, then become the program.
+"""The entry point of a guest, after all confinement is in force: receive the program, then run it in this process.
 
 This is our last code in the guest. It holds no secret and no privilege; a guest that tampers with it harms only itself.
 """
@@ -103,7 +103,7 @@ def _forget_ourselves() -> None:
 
 
 def write_script(path: str, source: str) -> None:
-    """Write the source to the file that it is run as, and make its directory."""
+    """Write the source of a script to `path`, and make the directory for it."""
     # A real file, so that tracebacks show its lines and multiprocessing can import it again.
     with suppress(FileExistsError):
         os.mkdir(os.path.dirname(path))

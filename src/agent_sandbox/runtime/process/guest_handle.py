@@ -49,10 +49,7 @@ GRACE_SECONDS = 5.0  # seconds after the deadline within which init must end the
 
 
 def request_for(launch: Launch, inner_root: str = "") -> dict[str, Any]:
-    """Return the request that is sent to init.
-
-    With `inner_root`, the guest is a process of ours that runs the program inside it; the program sees this directory as its root.
-    """
+    """Return the request to init. With `inner_root`, the program runs inside a process of ours and sees this directory as its root."""
     limits = launch.limits
     native = not isinstance(launch.program, Hosted)
     return {
@@ -183,13 +180,13 @@ class ProcessGuest:
 
     @property
     def waiting(self) -> bool:
-        """Whether the guest lives and waits for its program or turn. Until a waiting guest ends, its control socket is not readable."""
+        """Whether the guest lives and waits for its program or turn. If its control socket is readable, it has ended."""
         poller = select.poll()
         poller.register(self._control, select.POLLIN)
         return not poller.poll(0)
 
     def begin(self, launch: Launch) -> None:
-        """Start the clock and send the program. `launch` has the same view and limits, except wall time."""
+        """Start the clock and send the program. `launch` must have the view and limits that the guest was made with, except wall time."""
         self.launch = launch
         self._began = time.monotonic()
         if self._observer is not None:
@@ -394,10 +391,7 @@ class ProcessGuest:
         return self._with_observed(_completed(end, sinks)), said
 
     def _pump(self, sinks: dict[str, Sink], poller: Poller) -> bytes | None:
-        """Pass input and output until all processes of the guest have ended, or until the guest asks for its next turn.
-
-        Return the request for the next turn, or None.
-        """
+        """Pass input and output until no process of the guest lives, or the guest asks for its next turn. Return that request, or None."""
         wall = self.launch.limits.wall_seconds
         late = False
         talk = self._talk

@@ -41,7 +41,7 @@ class _Shelf:
 
 
 class Pool:
-    """At most `most` waiting guests, made by `make`. Safe to use from many threads."""
+    """A pool of at most `most` waiting guests, which `make` makes. Safe to use from many threads."""
 
     def __init__(self, make: Callable[[Launch], ProcessGuest], *, most: int) -> None:
         self._make = make

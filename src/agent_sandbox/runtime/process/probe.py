@@ -77,7 +77,7 @@ def probe(runtime: ProcessRuntime) -> Support:
 
 
 def trial(code: str) -> Launch:
-    """Return a launch of code on a minimal view."""
+    """Return a launch that runs this Python code on a minimal view."""
     plan = MountPlan(
         ThrowAway(SIZE),
         (

@@ -114,10 +114,7 @@ def _missing(cache: Cache) -> list[str]:
 
 
 def _loaded(cache: Cache, name: str) -> WasmMachine | None:
-    """Load a compiled module. Return None if it is missing, damaged or for another processor.
-
-    A home directory may be used on several machines.
-    """
+    """Load a compiled module. Return None if it is missing, damaged or for another processor, as in a home that several machines share."""
     from wasmtime import WasmtimeError  # an optional extra, needed only to compile
 
     from agent_sandbox.runtime.wasm.machine import WasmMachine

@@ -137,7 +137,7 @@ class Counted(Ending):
 
 
 class WasmGuest:
-    """The machines for Python and JavaScript and the Python images, made in the zygote. `run` is called once in each fork."""
+    """Runs a program inside WebAssembly. The zygote makes it, with loaded interpreters and memory images; each fork calls `run` once."""
 
     def __init__(
         self, python: WasmMachine, images: Mapping[str, Sequence[MemoryImage]], javascript: WasmMachine, held: Mapping[str, int]
@@ -194,10 +194,10 @@ class WasmGuest:
         ending.leave(_drive(run))
 
     def _rehearse(self, instance: Instance) -> bool:
-        """Do once the work that every program causes, inside and around it: a fork copies each page when it is first written to.
+        """Do in advance the work that every program causes, so that the memory pages it writes to are copied before the program arrives.
 
-        Return False if the engine trapped; then the instance is unusable. A failed rehearsal does not refuse the program. The fault shows
-        again when the program runs, and the result reports it.
+        Return False if the engine trapped; then the instance is unusable. The program is run even then: it will show the same fault, and
+        the result reports it.
         """
         instance.become(self._images["plain"][1])
         try:

@@ -1,7 +1,7 @@
 """The engine, its configuration, and instances of an interpreter in it.
 
 There are two steps, with a fork between them: the zygote makes a `WasmMachine`, which starts no thread and runs no program; each guest
-makes an `Instance` of it. The compiler and the image maker use the same two.
+makes an `Instance` of it. The compiler uses the same two classes.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class MemoryImage:
 class DeterministicSettings:
     """The settings of a deterministic run.
 
-    `memory_bytes` limits its memory inside, below the kernel's limit, so that more is refused at the same moment in every run. `watch` is
-    called for each file and directory it opens or lists.
+    `memory_bytes` limits the memory inside WebAssembly. It is below the kernel's limit, so that an allocation fails at the same moment in
+    every run. `watch` is called for each file and directory it opens or lists.
     """
 
     seed: int
@@ -143,7 +143,7 @@ class WasmMachine:
         return cls(engine, wasmtime.Module.deserialize_file(engine, compiled), counting=counting)
 
     def instance(self, directories: Sequence[tuple[str, str]], determinism: DeterministicSettings | None = None) -> Instance:
-        """Make a Python interpreter that sees these directories, given as (path here, path inside). Images remember the paths inside."""
+        """Make a Python interpreter that sees these directories, given as (path here, path inside). Images contain the paths inside."""
         return self.made(Instance, directories, determinism)
 
     def made(

@@ -195,7 +195,7 @@ class OneWallGuest:
         self._process.kill()
 
     def interrupt(self, number: int) -> None:
-        """Forward a signal."""
+        """Forward a signal to the run."""
         with suppress(OSError, ValueError):
             self._process.send_signal(number)
 
@@ -203,7 +203,7 @@ class OneWallGuest:
         """Do nothing: a signal handler interrupts this runtime's `wait`."""
 
     def close(self) -> None:
-        """Kill the run if it goes on, and free its resources. Idempotent."""
+        """Kill the run if it has not ended, and free its resources. Idempotent."""
         if self._closed:
             return
         self._closed = True

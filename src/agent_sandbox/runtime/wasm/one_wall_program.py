@@ -35,7 +35,7 @@ _START = "__import__('sys').modules.pop({ours}).start({path}, {source}, {env}, {
 
 
 def main() -> None:
-    """Run one program. Arguments: our root, the search path of packages, and the file with the request."""
+    """Run one program. Arguments: the directory of our package, the search path of other packages, and the file with the request."""
     root, packages, path = sys.argv[1:]
     sys.path.remove(root)
     sys.path.extend(each for each in packages.split(os.pathsep) if each and each not in sys.path)

@@ -66,7 +66,7 @@ gc.freeze()
 
 
 def preparation(image: str = "") -> str:
-    """Return the code that an interpreter runs before its image is taken.
+    """Return the code that an interpreter runs before its memory is saved as an image.
 
     It imports the modules of `image`, if one is named, and prepares the interpreter for any script.
     """

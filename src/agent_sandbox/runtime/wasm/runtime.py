@@ -146,7 +146,7 @@ class WasmRuntime:
         return [packages(), *self._directories, self._cache.key, module, *fields]
 
     def probe(self) -> Support:
-        """Return the guarantees that a launch would enforce here, shown by live runs.
+        """Return the guarantees that a launch enforces on this host, proved by real runs.
 
         These are the guarantees of the process runtime, if an interpreter starts inside it, and those that only WebAssembly can give.
         """

@@ -51,7 +51,8 @@ def main() -> None:
 def _allow_stack(size: int) -> None:
     """Raise the stack limit to `size` if it is lower and the hard limit allows.
 
-    This works after start: the first thread's stack grows on use, and the kernel checks the limit then. It reserves 128 MiB for the stack.
+    This works even after the process has started: its stack grows on use, and the kernel checks the limit then. 128 MiB are reserved for
+    it.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
     if soft != resource.RLIM_INFINITY and soft < size:

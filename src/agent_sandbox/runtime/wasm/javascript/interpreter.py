@@ -69,7 +69,10 @@ class QuickJS(Inside):
                 return 0
 
     def _run_promise_jobs(self) -> None:
-        """Run all pending promise jobs, in rounds inside. The number of rounds between two checks for more jobs doubles, up to a limit."""
+        """Run promise jobs until none is pending.
+
+        Several rounds of jobs run inside before the host checks again; their number doubles each time, up to a limit.
+        """
         rounds = 1
         while self._call("JS_ExecutePendingJob", self._runtime, self._scratch) > 0:
             self._await("rounds", rounds)

@@ -1,8 +1,8 @@
 """The patch of QuickJS's module before compilation: export more of its functions, and rename evaluated source.
 
-Its maker exports a function that starts it and runs one file, but none that runs pending promise jobs. The module contains these
-functions, with their names. It also calls every evaluated source `<evalScript>`; ours is called `main.js`, and its imports are resolved
-from the working directory.
+The module as published exports a function that starts QuickJS and runs one file, but none that runs pending promise jobs; it contains such
+functions, under their own names. It also names every evaluated source `<evalScript>`; the patch names it `main.js`, so that imports are
+resolved from the working directory.
 """
 
 from __future__ import annotations
