@@ -192,7 +192,10 @@ def _settings(held: dict[type, Permission]) -> dict[str, Any]:
 
 
 def _together(one: Permission, other: Permission) -> Permission:
-    """Merge two permissions of one kind. Lists are concatenated; all other fields must be equal in both."""
+    """Merge two permissions of one kind. Lists are joined; all other fields must be equal in both.
+
+    If one of two `allowed_…` lists is empty, which allows everything, the merged list is empty, too.
+    """
     joined: dict[str, Any] = {}
     for field in fields(one):
         ours, theirs = getattr(one, field.name), getattr(other, field.name)
