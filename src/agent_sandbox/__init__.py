@@ -3,18 +3,19 @@
 An agent's action is code or a command. The action is judged, recorded, and run on an instant copy-on-write view of this machine. The caller
 gets its output and the changes that it made in the view. Each folder answers one question:
 
-`policy` says whether it may be done, and is pure. `kernel` is how confinement is done on Linux, and the only user of ctypes. `runtime` is
-where work runs: a guest forked from a warm process into namespaces of its own. `workspace` plans what a guest sees and reads back what it
-changed. `ledger` keeps what happened, written before the deed. `engine` brings these together in the right order: decide, record, act,
-record. `cli` is the command line.
+`policy` decides whether an action is allowed, and is pure. `kernel` is how confinement is done on Linux, and the only user of ctypes.
+`runtime` is where work runs: a guest forked from a warm process into namespaces of its own. `workspace` plans what a guest sees and reads
+back what it changed. `ledger` records every action, before it is performed and when it has ended. `engine` brings these together in the
+right order: decide, record, act, record. `cli` is the command line.
 
-Beside them lie the modules that programs import: `sandbox` (`Sandbox`, `create_sandbox`), `session` (interpreters that stay),
-`workspaces` (`Workspace`, whose changes wait until they are promoted), `config` (every setting, explained),
-`result`, `aio` (the same for asyncio), `replays` (run a record again), `isolation`, `audit`, and `errors`, the exceptions for failures on
-our side. A program that fails in a sandbox is a result, not an exception.
+Beside them lie the modules that programs import: `sandbox` (`Sandbox`, `create_sandbox`), `session` (Python interpreters that keep their
+state between turns), `workspaces` (`Workspace`, whose changes wait until they are promoted), `config` (every setting, explained), `result`,
+`aio` (the same for asyncio), `replays` (run a record again), `isolation`, `audit`, and `errors`, the exceptions of this package. A program
+that fails in a sandbox is a result, not an exception.
 
-Each floor imports only those below it: the modules above, then `engine`, then `runtime`, `workspace` and `ledger`, then `kernel` and
-`policy`, then `errors`. Names are loaded when they are first used, because the guest's side imports this package too and must stay small.
+A module imports only modules of its own level and of lower levels. From the top, these are: the modules just named, then `engine`, then
+`runtime`, `workspace` and `ledger`, then `kernel` and `policy`, then `errors`. Names are loaded when they are first used, because a process
+inside the sandbox imports this package too, and must stay small.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 if not TYPE_CHECKING:  # a type checker knows the public names from the imports above, and must still report unknown names
 
     def __getattr__(name: str) -> object:
-        """Load a public name from its module, once."""
+        """Import a public name from its module when it is first used."""
         if name not in _HOME_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module
@@ -128,5 +129,5 @@ if not TYPE_CHECKING:  # a type checker knows the public names from the imports 
 
 
 def __dir__() -> list[str]:
-    """The public names, loaded or not."""
+    """Return the public names, including those not imported yet."""
     return sorted({*globals(), *__all__})

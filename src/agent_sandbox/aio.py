@@ -1,4 +1,4 @@
-"""The sandbox for asyncio: the same methods, awaited. Each execution runs in a thread, by the same code.
+"""`Sandbox` and its sessions for asyncio: the same methods, to be awaited. Each execution runs the synchronous code in a thread.
 
 This is a module of its own, so that programs without an event loop do not import asyncio.
 """
@@ -34,7 +34,7 @@ class AsyncSandbox:
     """
 
     def __init__(self, config: SandboxConfig | None = None, **settings: Any) -> None:
-        """As for `Sandbox`."""
+        """Take the arguments of `Sandbox`."""
         self._sandbox = Sandbox(config, **settings)
         self._threads = ThreadPoolExecutor(MOST_AT_ONCE, thread_name_prefix=f"sandbox-{self.id}")
 
@@ -48,20 +48,20 @@ class AsyncSandbox:
 
     @property
     def config(self) -> SandboxConfig:
-        """Its settings."""
+        """The settings of this sandbox."""
         return self._sandbox.config
 
     @property
     def status(self) -> SandboxStatus:
-        """As for `Sandbox`."""
+        """The status, as for `Sandbox`."""
         return self._sandbox.status
 
     async def execute(self, code: str, language: str = "python", **options: Unpack[RunOptions]) -> SandboxResult:
-        """As for `Sandbox`."""
+        """Run code, as `Sandbox.execute` does."""
         return await self._perform(code_of(code, language), options)
 
     async def run(self, work: str | Sequence[str] | Shell, **options: Unpack[RunOptions]) -> SandboxResult:
-        """As for `Sandbox`."""
+        """Run code or a command, as `Sandbox.run` does."""
         return await self._perform(work_of(work), options)
 
     async def _perform(self, what: Code | Command, options: RunOptions) -> SandboxResult:
@@ -70,18 +70,18 @@ class AsyncSandbox:
         return await loop.have(self._threads, self._sandbox.perform, what, {**options, **loop.tools(self.config, options)})
 
     def session(self, **options: Unpack[SessionOptions]) -> AsyncSession:
-        """As for `Sandbox`, in the event loop that runs."""
+        """Open a session, as `Sandbox.session` does. It belongs to the event loop that is running now."""
         loop = _Loop()
         given: dict[str, Any] = {**options, **loop.tools(self.config, options)}
         on_output = given.pop("on_output", None)
         return AsyncSession(self._sandbox.session(**given), loop, self._threads, on_output)
 
     async def kill(self) -> None:
-        """As for `Sandbox`."""
+        """Kill all runs, as `Sandbox.kill` does."""
         self._sandbox.kill()
 
     async def close(self) -> None:
-        """As for `Sandbox`."""
+        """Close the sandbox, as `Sandbox.close` does."""
         # In a thread outside the pool: all threads of the pool may be busy with the runs to be ended.
         await asyncio.to_thread(self._sandbox.close)
         self._threads.shutdown(wait=False)
@@ -104,22 +104,22 @@ class AsyncSession:
 
     @property
     def ended(self) -> str:
-        """As for `SandboxSession`."""
+        """Why the session has ended; empty before that."""
         return self._session.ended
 
     @property
     def changes(self) -> ChangeSet:
-        """As for `SandboxSession`."""
+        """The changes of all turns, as for `SandboxSession`."""
         return self._session.changes
 
     async def run(self, code: str, **options: Unpack[TurnOptions]) -> SandboxResult:
-        """As for `SandboxSession`."""
+        """Run one turn, as `SandboxSession.run` does."""
         if self._on_output is not None:
             options.setdefault("on_output", self._on_output)
         return await self._loop.have(self._threads, self._session.perform, code, {**options})
 
     async def close(self) -> None:
-        """As for `SandboxSession`."""
+        """End the session, as `SandboxSession.close` does."""
         await asyncio.to_thread(self._session.close)
 
     async def __aenter__(self) -> Self:
@@ -130,7 +130,7 @@ class AsyncSession:
 
 
 class _Loop:
-    """The event loop that awaits a thread, and runs the coroutine tools of that thread."""
+    """An event loop that awaits runs in other threads, and executes the coroutine tools that these runs call."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -140,7 +140,7 @@ class _Loop:
     async def have(
         self, threads: ThreadPoolExecutor, perform: Callable[..., SandboxResult], what: object, options: dict[str, Any]
     ) -> SandboxResult:
-        """Return the result of `perform`. A cancelled task ends the run."""
+        """Call `perform` in a thread and return its result. If the awaiting task is cancelled, the run is killed."""
         run = Run()
         listener = _Relay(options["on_output"], self._loop, run.cancel) if options.get("on_output") is not None else None
         job = threads.submit(perform, run, what, **{**options, "on_output": listener})
@@ -161,7 +161,7 @@ class _Loop:
         return outcome
 
     def tools(self, config: SandboxConfig, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the tools with coroutines wrapped as functions for the thread of the run. Other tools are called there directly."""
+        """Return the option `tools`, in which each coroutine function is wrapped in a function that the thread of a run can call."""
         every = {**config.toolbox, **named(options.get("tools", ()))}
         return {"tools": {name: self._called(tool) if iscoroutinefunction(tool) else tool for name, tool in every.items()}} if every else {}
 

@@ -1,4 +1,4 @@
-"""Approvers of the SDK: a function of the caller, capability tokens, or a person at the inbox; and tokens granted to a sandbox."""
+"""The approvers of an SDK sandbox: capability tokens, then a caller's function or a person who answers with `agent-sandbox approve`."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ Answering = Callable[[Action, Ask], bool]
 
 
 class Function:
-    """A function of the caller as an approver: only True is a yes."""
+    """An approver that calls a function of the caller. Only the return value True approves."""
 
     def __init__(self, function: Answering) -> None:
         self._function = function
 
     def ask(self, action: Action, verdict: Ask, deadline: float) -> Granted | Refused:
-        """Return the answer of the function."""
+        """Call the function, and return whether it approved the action."""
         return Granted("the application") if self._function(action, verdict) is True else Refused("the application said no")
 
     def end(self) -> None:
-        """Do nothing: a function keeps no approvals."""
+        """Do nothing: this approver stores no approvals."""
 
 
 class Asking:
-    """The approvers of one sandbox, one for each policy of its runs."""
+    """Makes the approvers of one sandbox: one for each policy under which it runs work."""
 
     def __init__(self, sandbox: str, approver: Approver | Answering | None, tokens: Iterable[Token | str]) -> None:
         self._sandbox = sandbox
@@ -41,7 +41,7 @@ class Asking:
         self._made: list[Approver] = []
 
     def approver(self, policy: Policy) -> Approver:
-        """Return the approver for a policy."""
+        """Make the approver for runs under this policy."""
         approver: Approver = (
             here().desk(policy, here().inbox(policy=policy), sandbox=self._sandbox, tokens=self._tokens)
             if self._given is None
@@ -57,7 +57,7 @@ class Asking:
         return approver
 
     def grant(self, patterns: Iterable[str], *, seconds: float, times: int | None) -> Token:
-        """Make a token and give it to the sandbox."""
+        """Create a capability token for actions that match these patterns, use it in this sandbox from now on, and return it."""
         from shlex import split  # slow to load, and most approvers are functions
 
         words = tuple(tuple(split(pattern)) for pattern in patterns)
@@ -66,7 +66,7 @@ class Asking:
         return token
 
     def revoke(self, token: Token | str) -> None:
-        """Revoke a token and all derived from it."""
+        """Revoke a token and all tokens derived from it."""
         self._capabilities.revoke(token if isinstance(token, Token) else parse(token) or token, by="the application")
 
     def end(self) -> None:
@@ -82,7 +82,7 @@ def _approver(given: Approver | Answering | None) -> Approver | None:
 
 
 def token_of(text: Token | str) -> Token:
-    """Return the token of a text or token. Raises `PolicyError` for an invalid one, without repeating it."""
+    """Return a token, parsed if it is text. Raises `PolicyError` for an invalid token; the message does not contain the token."""
     token = parse(text) if isinstance(text, str) else text
     if not isinstance(token, Token):
         raise PolicyError("invalid capability token", hint="give what grant() returned, or its text")

@@ -1,7 +1,7 @@
 """Build the parts of the product for one host: ledger, gates, approvals, grants, runtimes and sessions.
 
-Only this module builds them. Only `Host.here()` and the command line read the environment; everything below takes paths as arguments. Each
-call of `here()` reads the environment again, so that a test, or a process that changes its user, gets the current values.
+Only this module builds them. Only `Host.here()`, the command line and the self-test read the environment; all other code takes paths as
+arguments. Each call of `here()` reads the environment again, so that a test, or a process that changes its user, gets the current values.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Host:
 
         `$AGENT_SANDBOX_STATE` and `$AGENT_SANDBOX_KEYS` choose directories. Without them, the directories are `agent-sandbox` in the XDG
         directories. A relative XDG directory is ignored, as its specification asks. A chosen state directory holds its own keys, beside the
-        ledger, unless the keys are chosen, too. With `$AGENT_SANDBOX_NO_BACKGROUND` no background process goes on after the answer.
+        ledger, unless the keys are chosen, too. If `$AGENT_SANDBOX_NO_BACKGROUND` is set, nothing is compiled in a background process.
         """
         home = next((os.path.normpath(each) for each in (os.environ.get("HOME", ""), _account_home()) if os.path.isabs(each)), "/")
         chosen, keys = os.environ.get("AGENT_SANDBOX_STATE"), os.environ.get("AGENT_SANDBOX_KEYS")
@@ -83,7 +83,7 @@ class Host:
         )
 
     def unchosen(self) -> Host:
-        """Return the host with this user's default state and key directories. Those chosen by a variable may be another user's."""
+        """Return this host with the user's default state and key directories, even if environment variables choose others."""
         state, data = _xdg("XDG_STATE_HOME", self.home, ".local/state"), _xdg("XDG_DATA_HOME", self.home, ".local/share")
         return Host(self.home, state, self.cache, os.path.join(data, "keys"), self.config, self.background)
 
@@ -100,12 +100,12 @@ class Host:
 
     @property
     def elevations(self) -> str:
-        """The directory of standing elevations. Usually it does not exist."""
+        """The directory in which elevations (rules relaxed for a limited time) are stored. Usually it does not exist."""
         return os.path.join(self.state, APPROVALS, "elevations")
 
     @property
     def homes(self) -> tuple[str, ...]:
-        """The user's home, and the home of the account if the environment names another directory."""
+        """The home directories of this user: the one in `$HOME`, and the account's own if that differs."""
         return tuple(dict.fromkeys((self.home, *_homes({_account_home()}))))
 
     @property
@@ -123,19 +123,19 @@ class Host:
 
 
 def here() -> Assembly:
-    """Return the assembly for this host."""
+    """Return the `Assembly` for this host, which builds the parts of the product."""
     return Assembly(Host.here())
 
 
 def check_system() -> None:
-    """Raise `RuntimeUnavailable` on a system without the files and locks that everything here needs."""
+    """Raise `RuntimeUnavailable` on Windows, which lacks the file operations and locks that this package needs."""
     if sys.platform == "win32":
         hint = "use WSL2, where everything works"
         raise RuntimeUnavailable("there are no sandboxes on Windows itself in this version", missing=("posix",), hint=hint)
 
 
 class Assembly:
-    """The parts of the product for one host, each made when it is asked for."""
+    """Builds the parts of the product for one host. Each method returns one part."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
@@ -147,7 +147,7 @@ class Assembly:
         return Ledger(os.path.join(self.host.state, LEDGER), clock=time.time, keys=self.host.keys)
 
     def gate(self, policy: Policy, *, sandbox: str = "", approver: Approver | None = None, ledger: EntryWriter | None = None) -> Gate:
-        """Return the gate of a sandbox under a policy, which records in the user's ledger unless another is given."""
+        """Return the gate that judges the actions of a sandbox by this policy and records them in `ledger`, by default the user's."""
         from agent_sandbox.engine.gate import Gate
 
         return Gate(policy, ledger or self.ledger(), clock=time.time, approver=approver, sandbox=sandbox)
@@ -210,20 +210,20 @@ class Assembly:
         )
 
     def desk(self, policy: Policy, inbox: Inbox, *, sandbox: str, tokens: Sequence[Token]) -> Desk:
-        """Return the approver of one run: its capability tokens, then a person."""
+        """Return the approver of one run: it first tries the capability tokens, then asks a person through the inbox."""
         from agent_sandbox.engine.approvals.approvers import Desk
 
         counts, run = words_that_count(policy), os.urandom(8).hex()
         return Desk(inbox, self.capabilities(), policy, sandbox=sandbox, run=run, tokens=tokens, clock=time.time, counts=counts)
 
     def second_factor(self) -> SecondFactor:
-        """Return the second factor of this user."""
+        """Return the second factor (one-time codes of an authenticator) with which this user confirms approvals."""
         from agent_sandbox.engine.approvals.second_factor import SecondFactor
 
         return SecondFactor(self.host.keys, clock=time.time)
 
     def elevations(self) -> Elevations:
-        """Return the elevations that stand for sandboxes of this user."""
+        """Return the store of elevations: rules relaxed for a limited time in sandboxes of this user."""
         from agent_sandbox.engine import elevations
         from agent_sandbox.ledger import private_files
 
@@ -236,7 +236,7 @@ class Assembly:
         return elevations.Elevations(self.host.elevations, seal, self.ledger(), clock=time.time, since_boot=since_boot, boot=boot)
 
     def capabilities(self) -> Capabilities:
-        """Return the capability tokens that this user has granted to sandboxes."""
+        """Return the store of capability tokens that this user has granted to sandboxes."""
         from agent_sandbox.engine import grants
         from agent_sandbox.ledger import private_files
 
@@ -255,10 +255,10 @@ class Assembly:
         )
 
     def runtimes(self, wish: str, registry: Registry | None = None) -> Runtimes:
-        """Return the runtimes of a registry. `wish` is the name of one, or "auto".
+        """Return the runtimes to choose from. `wish` is the name of one runtime, or "auto" for the best one.
 
-        Without a registry, all sandboxes of this process share one set, so that a run reuses the findings of earlier ones. Raises
-        `RuntimeUnavailable` if only Linux has the wished runtime.
+        Without a registry, all sandboxes of this process share one set of runtimes, and with it the results of earlier probes. Raises
+        `RuntimeUnavailable` if the wished runtime needs Linux and this is another system.
         """
         if registry is not None:
             from agent_sandbox.engine.runtimes import Runtimes
@@ -271,7 +271,7 @@ class Assembly:
         return _runtimes(wish, self.host.cache, self.host.state, self.host.background)
 
     def only(self, runtime: Runtime) -> Runtimes:
-        """Return a choice of this one runtime only."""
+        """Return a `Runtimes` that always chooses this runtime."""
         from agent_sandbox.engine.runtimes import only
 
         return only(runtime)
@@ -287,13 +287,13 @@ class Assembly:
         return _wasm(self.host.cache, self.host.state, warm)
 
     def one_wall(self) -> OneWall:
-        """Return the runtime in which the engine is the only wall."""
+        """Return the runtime that isolates by the WebAssembly engine alone, without the kernel's confinement."""
         return _one_wall(self.host.cache, self.host.state)
 
     def command_line_registry(self, forked: Zygote | None = None) -> Registry:
-        """Return runtimes for a program with one thread, which may fork itself. `forked` is such a fork, if there is one already.
+        """Return the runtimes of the command line. Its process has one thread, so native programs can start from a fork of it.
 
-        The caller must close the registry.
+        `forked` is a zygote that was forked earlier, if there is one. The caller must close the registry.
         """
         from agent_sandbox.runtime.process.runtime import ProcessRuntime
 
@@ -305,7 +305,7 @@ class Assembly:
 
 
 def registry() -> Registry:
-    """Return the runtimes that this process shares, for this host. A runtime that is registered here can be asked for by its name."""
+    """Return the registry of runtimes that all sandboxes of this process share. A runtime registered in it can be selected by name."""
     host = Host.here()
     return _registry(host.cache, host.state)
 
@@ -355,7 +355,7 @@ def _one_wall(cache: str, state: str) -> OneWall:
 
 
 def words_that_count(policy: Policy) -> Callable[[Word], bool] | None:
-    """Return a test for approvals: whether one from this person counts under the policy. None if everybody's counts."""
+    """Return a function that tells whether an approval counts, by the person who gave it. None if everybody's approval counts."""
     asks = policy.asks
     if asks.approvers is None and not asks.needs:
         return None

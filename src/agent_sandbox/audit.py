@@ -24,7 +24,7 @@ _REMEMBERED = 10_000  # intents whose outcome is still to come
 
 
 class AuditLevel(Enum):
-    """Levels of entries, mildest first."""
+    """Levels of entries, least severe first."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -38,7 +38,7 @@ class AuditLevel(Enum):
 
 @dataclass(frozen=True)
 class AuditEntry:
-    """An audit entry. `target` is the object of the action, as the policy judged it; it may hold any text."""
+    """An entry of the audit log. `target` is the command, file or other object of the action; a hostile program may choose its text."""
 
     sequence: int
     timestamp: float
@@ -81,16 +81,16 @@ class AuditLog:
         return len(self._entries)
 
     def over(self, ledger: EntryWriter) -> EntryWriter:
-        """Return the ledger with this log attached."""
+        """Return a ledger that records in `ledger` first, and then adds each entry to this log."""
         return _Watched(ledger, self)
 
     def load(self, ledger: str | os.PathLike[str]) -> None:
-        """Add the entries of a ledger file. Raises `LedgerBroken` if it was changed, OSError if it cannot be read."""
+        """Add the entries of a ledger file. Raises `LedgerBroken` if the file was tampered with, OSError if it cannot be read."""
         for entry in entries(os.fspath(ledger)):
             self.show(entry)
 
     def show(self, entry: Entry) -> None:
-        """Add one entry of the ledger."""
+        """Add an entry of the ledger to this log."""
         with self._lock:
             audited = self._made(entry)
             if not audited.level >= self._level:
@@ -113,7 +113,7 @@ class AuditLog:
         allowed: bool | None = None,
         since: float | None = None,
     ) -> list[AuditEntry]:
-        """Return entries of this level or above, in order; with a limit, the newest."""
+        """Return the entries that match all given filters, oldest first. `level` is the lowest level; `limit` keeps only the newest."""
         with self._lock:
             held = list(self._entries)
         chosen = [
@@ -132,7 +132,7 @@ class AuditLog:
         return self.get_entries(sandbox_id=sandbox_id, limit=limit, allowed=False)
 
     def get_summary(self) -> dict[str, Any]:
-        """Return the numbers of entries by kind, and how many were dropped."""
+        """Return the number of entries by level, category and sandbox, and how many old entries were dropped."""
         held = self.get_entries()
         denied = sum(not entry.allowed for entry in held)
         return {
@@ -178,7 +178,7 @@ class AuditLog:
 
 
 class _Watched:
-    """A ledger that shows its entries to an audit log."""
+    """A ledger that also adds each of its entries to an audit log."""
 
     def __init__(self, ledger: EntryWriter, audit: AuditLog) -> None:
         self._ledger = ledger

@@ -161,7 +161,7 @@ class SandboxConfig:
         return None if self.working_dir is None else normalise(os.fsencode(_path(self.working_dir)))
 
     def limits(self, *, timeout_seconds: float | None = None) -> Limits:
-        """Return the limits of one run, with this wall time if one is given."""
+        """Return the limits of one run. `timeout_seconds` replaces the configured wall time."""
         # Backwards, so that the lifetime, which is checked as a wall time too, is replaced by the timeout.
         values = {theirs: _limit(ours, getattr(self, ours), theirs, unit) for ours, theirs, unit in reversed(_LIMITS)}
         if timeout_seconds is not None:
@@ -169,7 +169,7 @@ class SandboxConfig:
         return Limits(**values)  # type: ignore[arg-type]  # whole numbers where Limits wants them: it has just said so
 
     def policy(self) -> Policy:
-        """Return the policy of these settings for this user on this machine."""
+        """Return these settings as a policy, for this user on this machine."""
         home = here().host.home
         allowed = tuple(parse(_path(path), home=home) for path in self.allowed_paths)
         denied = tuple(parse(_path(path), home=home) for path in self.denied_paths)
@@ -196,28 +196,28 @@ class SandboxConfig:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Messages on settings that have no effect here."""
+        """Messages about settings that have no effect here."""
         return (NO_NETWORK,) if self.allow_network else ()
 
     def early_look(self) -> EarlyLook | None:
-        """Return the rules of the early code check; None without a check."""
+        """Return the check of code before it runs; None if `validate_code` is off."""
         rules = self.blocked_patterns
         return EarlyLook(None if rules is None else tuple(rules)) if self.validate_code else None
 
     def callable_tools(self, more: Iterable[str]) -> tuple[str, ...]:
-        """Return the names of callable tools, including these."""
+        """Return the names of the tools that code may call: the configured tools and `more`, without `denied_tools`."""
         return tuple(sorted({*self.toolbox, *more} - {*self.denied_tools}))
 
     @property
     def toolbox(self) -> dict[str, Callable[..., object]]:
-        """The tools by name."""
+        """The configured tools, by name."""
         assert isinstance(self.tools, Mapping), "it was made one"
         return dict(self.tools)
 
     def _masks(self, allowed: tuple[PathPattern, ...], home: str) -> tuple[Mask, ...]:
-        """Return the masks of secrets within the shown files.
+        """Return the masks that hide secrets among the files that a run can see.
 
-        Each allowed directory, and where packages are, counts as a project with environment files.
+        In every allowed directory, and in the directory of the interpreter's packages, environment files such as `.env` are hidden.
         """
         if not (self.allow_file_read or self.allow_file_write):
             allowed = ()
@@ -249,7 +249,7 @@ def _shown_with_the_interpreter(path: str) -> bool:
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return a copy of environment variables. Raises `PolicyError` naming an invalid one."""
+    """Return a copy of environment variables. Raises `PolicyError` that names an invalid variable."""
     given: Iterable[tuple[object, object]] = variables.items()
     for name, value in given:
         if not (isinstance(name, str) and isinstance(value, str)):
@@ -262,13 +262,13 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_seed(seed: object) -> None:
-    """Raise `PolicyError` if this is not a valid seed."""
+    """Raise `PolicyError` if `seed` is not a valid seed."""
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 64:
         raise PolicyError(f"a seed is a whole number from 0 to 2**64 - 1, not {seed!r}", hint="use seed=7")
 
 
 def check_pattern(pattern: object) -> None:
-    """Raise `PolicyError` if this is not a valid code pattern."""
+    """Raise `PolicyError` if `pattern` cannot be used in `blocked_patterns`."""
     if not isinstance(pattern, str | Rule):
         raise PolicyError(f"blocked_patterns holds {pattern!r}, which is no pattern", hint='write blocked_patterns=["eval(", "subprocess"]')
     if isinstance(pattern, str):
@@ -292,7 +292,7 @@ def _path(path: PathLike) -> str | bytes:
 
 
 def _limit(ours: str, value: object, theirs: str, unit: int) -> object:
-    """Return a limit in the unit of `Limits`. Raises `PolicyError` with the caller's name of it."""
+    """Return `value` in the unit that `Limits` has for the field `theirs`. Raises `PolicyError` naming our setting, `ours`."""
     counted = value
     if unit > 1 and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         counted = int(value * unit)

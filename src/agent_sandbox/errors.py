@@ -16,10 +16,10 @@
     ├── LedgerUnavailable    the record cannot be written, so the action was not performed
     └── LedgerBroken         the record has been changed or damaged
 
-`ToolError` is not ours: tools raise it to tell the program inside why they failed. `SandboxWarning` is a warning: a setting has no effect
-here.
+`ToolError` is not one of them: a tool of the caller raises it to tell the program in the sandbox why it failed. `SandboxWarning` is a
+warning: a setting has no effect here.
 
-A program that fails inside a sandbox is none of these: its exit is data. Every message says what and why; `hint` says what to do.
+A program that fails inside a sandbox raises none of these: its exit is data. Every message says what and why; `hint` says what to do.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class SandboxError(Exception):
-    """Base of all errors of this package. `hint` is the remedy, in words for the person who has to act."""
+    """Base class of all errors of this package. `hint` tells the user how to solve the problem."""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -46,7 +46,7 @@ class PolicyError(SandboxError):
 
 
 class Denied(SandboxError):
-    """The policy refused. `verdict` is the `policy.decide.Deny` or `Ask` that says which rule and why."""
+    """The policy refused an action. `verdict` is the `policy.decide.Deny` or `Ask` that gives the rule and the reason."""
 
     def __init__(self, message: str, *, verdict: Any, hint: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -86,10 +86,10 @@ class Unfinished(WorkspaceError):
 
 
 class Drift(SandboxError):
-    """The real tree has changed meanwhile. So nothing was promoted, or the promoted changes were taken back.
+    """The real tree has changed meanwhile. Nothing was promoted, or the changes promoted so far were taken back.
 
-    `paths` are the paths that were not as expected. `kept` is a directory with files of another program that could not be put back into
-    the tree; empty if there are no such files.
+    `paths` are the paths that were not as expected. `kept` is a directory with files of another program that could not be put back into the
+    tree; empty if there are no such files.
     """
 
     def __init__(self, message: str, *, paths: tuple[str, ...] = (), kept: str = "", hint: str = "") -> None:
@@ -119,7 +119,7 @@ class LedgerBroken(SandboxError):
 
 
 class SandboxWarning(UserWarning):
-    """A setting has no effect here, and work goes on without it."""
+    """A setting has no effect here; the sandbox works without it."""
 
 
 class ToolError(Exception):

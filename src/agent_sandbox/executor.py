@@ -1,7 +1,7 @@
-"""A lower-level way to run code: check it first, then run it under permissions, with a context.
+"""A lower-level way to run code: check the code, then run it under a set of permissions, with a context.
 
-`validate_code` is an early warning. It stops ordinary mistakes before they run, and says why. A program can hide from a
-reader of text; the sandbox is the wall in any case.
+The check, `validate_code`, is an early warning. It stops ordinary mistakes before they run, and gives the reason. A program can hide its
+intent from a check of its text; the sandbox isolates the program in any case.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from agent_sandbox.sandbox import Sandbox, code_of
 
 @dataclass(frozen=True)
 class ExecutionContext:
-    """The user, session and environment of an execution. `metadata` is the caller's, and is returned with the result."""
+    """The user, session and environment of an execution. `metadata` is data of the caller, returned with the result."""
 
     id: str = field(default_factory=lambda: secrets.token_hex(8))
     language: str = "python"
@@ -45,7 +45,7 @@ class ExecutionContext:
 
 @dataclass(frozen=True)
 class ExecutionResult(SandboxResult):
-    """The result of an execution: that of the sandbox, the context, and the issues found in the code."""
+    """The sandbox's result of an execution, with its context and the issues found in the code."""
 
     context: ExecutionContext | None = None
     issues: tuple[Mapping[str, Any], ...] = ()
@@ -63,7 +63,7 @@ class CodeExecutor:
         blocked_patterns: Iterable[str | Rule] | None = None,
         validate: bool = True,
     ) -> None:
-        """Without permissions, only running code is allowed.
+        """Without permissions, code may run, but gets no files, processes or network.
 
         `blocked_patterns` replace the default patterns. A default pattern among them keeps its meaning; any other pattern is a name, a
         dotted name or `name(`. `validate=False` turns off the early warning, never the isolation. Every execution and every refusal is in
@@ -78,14 +78,14 @@ class CodeExecutor:
             raise PolicyError(f"{self.backend!r} takes no permissions", hint="use ProcessIsolation(), or no permissions")
 
     def validate_code(self, code: str, language: str = "python") -> dict[str, Any]:
-        """Return `valid` and `issues`: pattern, reason and line of each. Runs nothing."""
+        """Return a dict with `valid` and a list of `issues`, each with its pattern, reason and line. Runs nothing."""
         if canonical_language(language) not in LANGUAGES:
             raise PolicyError(f"unknown language {language!r}", hint=f"use one of {', '.join(LANGUAGES)}")
         issues = self._issues(code, language)
         return {"valid": not issues, "issues": issues}
 
     def execute(self, code: str, context: ExecutionContext | None = None) -> ExecutionResult:
-        """Check the code, run it if there are no issues, and wait for its end. A refusal is FAILED, with `issues` and `verdict`.
+        """Check the code, run it if there are no issues, and wait for its end. Refused code has status FAILED, `issues` and a `verdict`.
 
         Raises as `Sandbox.execute` does.
         """
@@ -122,7 +122,7 @@ class CodeExecutor:
         return self.backend.execute(code, context.language, IsolationConfig(**surroundings))
 
     def _look_first(self, what: Code, context: ExecutionContext) -> None:
-        """Check code before a backend of the caller runs it. A refusal is recorded in the ledger."""
+        """Check code before a backend that the caller supplied runs it. A refusal is recorded in the ledger."""
         config = SandboxConfig(**self._looking)
         ledger = here().ledger() if self.audit is None else self.audit.over(here().ledger())
         gate = here().gate(config.policy(), sandbox=context.id, ledger=ledger)

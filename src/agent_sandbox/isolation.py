@@ -1,7 +1,7 @@
 """Isolation backends: one piece of code in, one result out, for callers that bring their own sandbox logic.
 
-A backend is a thin face of a runtime: the wall, and nothing before it. Code is not looked at first; `CodeExecutor` does that. For anything
-beyond limits and environment use `Sandbox`.
+A backend runs code in a runtime and does nothing else. It does not check the code first; `CodeExecutor` does. For anything beyond limits
+and environment use `Sandbox`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from agent_sandbox.sandbox import Sandbox
 class IsolationConfig:
     """Limits and environment of one execution. Fields mean the same as in `SandboxConfig`.
 
-    `network_disabled=False` has no effect but a warning: this version has no network.
+    `network_disabled=False` only causes a warning: this version has no network.
     """
 
     timeout_seconds: float | None = 30.0
@@ -37,7 +37,7 @@ class IsolationConfig:
         self.settings()
 
     def settings(self) -> SandboxConfig:
-        """Return these as settings of a sandbox. Raises `PolicyError` if they cannot be enforced."""
+        """Return these limits and environment as settings of a sandbox. Raises `PolicyError` if they cannot be enforced."""
         return SandboxConfig(
             timeout_seconds=self.timeout_seconds,
             max_memory_mb=self.max_memory_mb,
@@ -50,11 +50,11 @@ class IsolationConfig:
 
 
 class IsolationBackend(ABC):
-    """A kind of isolation."""
+    """A kind of isolation, such as `ProcessIsolation`."""
 
     @abstractmethod
     def is_available(self) -> bool:
-        """Return whether it works on this machine, proved by a live try. Never raises."""
+        """Return whether this isolation works on this machine, tested by really using it. Never raises."""
 
     @abstractmethod
     def execute(self, code: str, language: str = "python", config: IsolationConfig | None = None) -> SandboxResult:
@@ -68,13 +68,13 @@ class ProcessIsolation(IsolationBackend):
         return "ProcessIsolation()"
 
     def is_available(self) -> bool:
-        """Return whether a guest can be confined here."""
+        """Return whether a confined process can be started on this machine."""
         try:
             return here().process().probe().available
         except RuntimeUnavailable:
             return False
 
     def execute(self, code: str, language: str = "python", config: IsolationConfig | None = None) -> SandboxResult:
-        """Run the code in a sandbox of its own."""
+        """Run the code in a new sandbox."""
         with Sandbox((config or IsolationConfig()).settings()) as sandbox:
             return sandbox.execute(code, language)

@@ -30,7 +30,7 @@ class PermissionLevel(IntEnum):
 
 @dataclass(frozen=True)
 class FilePermission:
-    """Files that are shown. Patterns are as in `SandboxConfig.allowed_paths`; without any, the whole machine except secrets."""
+    """Permission for files. Patterns are as in `SandboxConfig.allowed_paths`; without any, it covers the whole machine except secrets."""
 
     level: PermissionLevel = PermissionLevel.NONE
     allowed_paths: Sequence[PathLike] = ()
@@ -45,7 +45,7 @@ class FilePermission:
 
 @dataclass(frozen=True)
 class NetworkPermission:
-    """Hosts and ports that may be reached. Checked when it is made; there is no network in this version, so it has no effect yet."""
+    """Permission to reach hosts and ports. It is validated, but has no effect yet: this version has no network."""
 
     allow_outbound: bool = False
     allow_inbound: bool = False
@@ -59,7 +59,7 @@ class NetworkPermission:
         self.rules()
 
     def rules(self) -> NetworkRules:
-        """Return the network rules. Without `allowed_hosts` or `allowed_ports` all are allowed."""
+        """Return the permission as network rules. Without `allowed_hosts` or `allowed_ports` all hosts or ports are allowed."""
         return network_rules(
             outbound=self.allow_outbound,
             inbound=self.allow_inbound,
@@ -88,7 +88,7 @@ class ProcessPermission:
         self.programs()
 
     def programs(self) -> ProgramRules:
-        """Return the program rules."""
+        """Return the permission as program rules."""
         allowed = (tuple(self.allowed_commands),) if self.allowed_commands else ()
         return ProgramRules(allowed, tuple(self.denied_commands), self.allow_shell, lines=self.allow_shell)
 
@@ -133,26 +133,26 @@ class PermissionSet:
 
     @property
     def network(self) -> NetworkRules:
-        """The network rules asked for."""
+        """The network rules of the added permissions. They have no effect in this version."""
         held = self._held.get(NetworkPermission)
         return held.rules() if isinstance(held, NetworkPermission) else NetworkRules()
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Messages on permissions that have no effect here."""
+        """Messages about permissions that have no effect here."""
         return self.settings().warnings
 
     @property
     def grants(self) -> frozenset[CodeGrant]:
-        """The grants for the early code check."""
+        """What these permissions let code use, as the check of code before a run needs it."""
         return granted(self.policy())
 
     def settings(self, **more: Any) -> SandboxConfig:
-        """Return these permissions as settings of a sandbox, with more settings."""
+        """Return these permissions, and the settings in `more`, as settings of a sandbox."""
         return self.over(SandboxConfig(**more))
 
     def over(self, config: SandboxConfig) -> SandboxConfig:
-        """Return a configuration with these permissions. Raises `PolicyError` if it has its own: they could contradict."""
+        """Return `config` with these permissions. Raises `PolicyError` if `config` sets a permission itself: the two could contradict."""
         said = _settings(self._held)
         own = [name for name in {**dict.fromkeys(_SAID_BY_PERMISSIONS), **said} if getattr(config, name) != _DEFAULTS[name]]
         if own:
@@ -192,7 +192,10 @@ def _settings(held: dict[type, Permission]) -> dict[str, Any]:
 
 
 def _together(one: Permission, other: Permission) -> Permission:
-    """Join two permissions of one kind. Lists are joined; other fields must be equal, because one value holds for both permissions."""
+    """Merge two permissions of one kind. Lists are joined; all other fields must be equal in both.
+
+    If one of two `allowed_…` lists is empty, which allows everything, the merged list is empty, too.
+    """
     joined: dict[str, Any] = {}
     for field in fields(one):
         ours, theirs = getattr(one, field.name), getattr(other, field.name)
@@ -211,7 +214,7 @@ def _together(one: Permission, other: Permission) -> Permission:
 
 
 def _check(permission: Any) -> None:
-    """Check the types of the fields: lists become tuples, and a text instead of a list is refused."""
+    """Turn the lists among a permission's fields into tuples. Raises `PolicyError` for a field of the wrong type."""
     for field in fields(permission):
         value = getattr(permission, field.name)
         if field.type == "bool" and not isinstance(value, bool):

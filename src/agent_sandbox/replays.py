@@ -39,7 +39,7 @@ class Replay:
 
     @property
     def same(self) -> bool:
-        """Whether both runs were the same."""
+        """Whether the second run was the same as the first."""
         return not self.departures
 
 
@@ -66,7 +66,7 @@ def replay(
 
 
 def _settings(record: Record) -> dict[str, Any]:
-    """Return the limits of a record as settings."""
+    """Return the recorded limits that affect the outcome, as settings of a sandbox."""
     settings: dict[str, Any] = {}
     for name in within_reason(record):
         (setting, unit), value = SHAPING[name], record.limits[name]
@@ -75,7 +75,7 @@ def _settings(record: Record) -> dict[str, Any]:
 
 
 def within_reason(record: Record) -> tuple[str, ...]:
-    """Return the limits of a record that affect its outcome. Raises `RecordError` if one exceeds the default."""
+    """Return the names of the limits that affect an outcome. Raises `RecordError` if one in the record exceeds the default."""
     for name, (setting, _) in SHAPING.items():
         value, most = record.limits[name], getattr(CLONED_LIMITS, name)
         if most is not None and (value is None or value > most):
@@ -102,7 +102,10 @@ def what_to_run(record: Record, code: str | None, stdin: bytes | None) -> tuple[
 
 
 def check(record: Record, policy: Policy, environment: Mapping[str, str], cwd: str, identity: Mapping[str, str]) -> None:
-    """Check that a run would repeat the recorded one. Raises `RecordError` naming what differs."""
+    """Raise `RecordError`, naming the difference, if a run here would not repeat the recorded run.
+
+    `identity` is the identity of the runtime: the versions of engine and interpreter.
+    """
     for name in sorted(record.identity.keys() | identity.keys()):
         was, now = record.identity.get(name, "nothing"), identity.get(name, "nothing")
         if was != now:
@@ -126,5 +129,5 @@ def check(record: Record, policy: Policy, environment: Mapping[str, str], cwd: s
 
 
 def compared(record: Record, again: Record, result: SandboxResult) -> Replay:
-    """Return the comparison of two runs."""
+    """Compare the replayed run, `again`, with the first, `record`. Returns its result and the differences."""
     return Replay(result, departures(record, again))

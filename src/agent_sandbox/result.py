@@ -38,7 +38,7 @@ class SandboxStatus(Enum):
 
 @dataclass(frozen=True)
 class SandboxResult:
-    """The result of a run. `error` is None when it completed, else one line; `exit_code` and `exit` are None if nothing ran.
+    """The result of a run. `error` is None if the run completed, else one line. If nothing ran, `exit_code` and `exit` are None.
 
     `stdout` and `stderr` are decoded as UTF-8 with replacement characters; the exact bytes are in `stdout_bytes` and `stderr_bytes`.
     """
@@ -63,12 +63,12 @@ class SandboxResult:
 
     @property
     def stdout(self) -> str:
-        """Its standard output as text."""
+        """Standard output as text."""
         return self.stdout_bytes.decode("utf-8", "replace")
 
     @property
     def stderr(self) -> str:
-        """Its standard error as text."""
+        """Standard error as text."""
         return self.stderr_bytes.decode("utf-8", "replace")
 
     @property
@@ -78,12 +78,12 @@ class SandboxResult:
 
     @property
     def success(self) -> bool:
-        """Whether it completed."""
+        """Whether the program ran and ended with exit code 0."""
         return self.status is SandboxStatus.COMPLETED
 
 
 def completed(outcome: Outcome, *, sandbox_id: str, language: str | None, wall: str) -> SandboxResult:
-    """Return the result of a finished run. `wall` is the name of the limit behind the wall time."""
+    """Return the result of a finished run. `wall` names the limit that set its wall time: "wall" or "lifetime"."""
     end = outcome.exit
     hit = tuple(wall if name == "wall" else name for name in end.limits_hit)
     status = _status(end, outcome.refused)

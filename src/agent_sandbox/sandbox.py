@@ -80,7 +80,7 @@ class RunOptions(TypedDict, total=False):
 
 
 class SessionOptions(TypedDict, total=False):
-    """Options of a session, for all of its turns. `timeout` is for each turn."""
+    """Options of a session. They hold for all of its turns; `timeout` limits each turn."""
 
     env_vars: Mapping[str, str]
     timeout: float
@@ -110,7 +110,7 @@ def shell(text: str) -> Shell:
 
 
 def code_of(code: str, language: str) -> Code:
-    """Return the input of `execute` as a value. Raises TypeError unless both are strings."""
+    """Return the arguments of `execute` as one value. Raises TypeError unless both are strings."""
     for name, value in (("code", code), ("language", language)):
         if not isinstance(value, str):
             raise TypeError(f"{name} is a str, not {type(value).__name__}")
@@ -118,7 +118,7 @@ def code_of(code: str, language: str) -> Code:
 
 
 def work_of(work: str | Sequence[str] | Shell) -> Code | Command:
-    """Return the input of `run` as a value."""
+    """Return the argument of `run` as code or a command."""
     match work:
         case str():
             return Code("python", work)
@@ -129,12 +129,12 @@ def work_of(work: str | Sequence[str] | Shell) -> Code | Command:
 
 
 def with_arguments(what: Code | Command, args: Sequence[str]) -> Code | Command:
-    """Return the work with more arguments."""
+    """Return the work with these arguments added to its own."""
     return replace(what, arguments=(*what.arguments, *args)) if isinstance(what, Code) else Command((*what.argv, *args))
 
 
 def encoded(text: str | bytes) -> bytes:
-    """Return input as bytes. Any text can be encoded."""
+    """Return standard input as bytes. Text becomes UTF-8; surrogates are encoded too, so no text is refused."""
     if not isinstance(text, str):
         return memoryview(text).tobytes()  # unlike bytes(), it does not take a number for a length
     try:
@@ -144,7 +144,7 @@ def encoded(text: str | bytes) -> bytes:
 
 
 class TextListener:
-    """Decodes the bytes of each stream as they arrive; a character may come in two pieces."""
+    """Decodes a run's output as it arrives, and passes the text to a callback. A character may arrive in two pieces."""
 
     def __init__(self, call: OnOutput) -> None:
         self._call = call
@@ -154,7 +154,7 @@ class TextListener:
         self._tell(stream, self._decoders[stream].decode(data))
 
     def finish(self) -> None:
-        """Decode the rest: a character may be incomplete."""
+        """Pass on a replacement character for an incomplete character at the end of the output."""
         for stream, decoder in self._decoders.items():
             self._tell(stream, decoder.decode(b"", final=True))
 
@@ -164,7 +164,7 @@ class TextListener:
 
 
 class Run:
-    """The handle of one execution, to cancel it from any thread, also before it begins."""
+    """The handle of one execution. It can be cancelled from any thread, also before it begins."""
 
     def __init__(self) -> None:
         self._guest: Guest | None = None
@@ -172,7 +172,7 @@ class Run:
         self.thread = 0  # the thread that runs it; 0 before it begins
 
     def started(self, guest: Guest) -> None:
-        """Note the running guest, and kill it if the run is cancelled."""
+        """Remember the running guest. If the run is already cancelled, kill the guest."""
         self._guest = guest
         if self._cancelled:
             guest.kill()
@@ -205,14 +205,13 @@ class Sandbox:
         name: str = "",
         **settings: Any,
     ) -> None:
-        """`settings` are fields of `SandboxConfig` that replace those in `config`. Raises `PolicyError` for settings that cannot be
-        enforced.
+        """`settings` are fields of `SandboxConfig` that replace those in `config`. Raises `PolicyError` if they cannot be enforced.
 
         `permissions` replace the permission fields, which must then keep their defaults. `audit` is a log to use instead of a new one.
 
         `asks` lists actions that need approval. The `approver` is a function of the action and the question that returns True for yes;
         without one, people answer with `agent-sandbox approve`. Actions covered by `capabilities` need no approval. An answer for the
-        whole run holds until this sandbox is closed. Capabilities are for the sandbox with this `name`, or else this `id`.
+        whole run holds until this sandbox is closed. A capability is granted to a sandbox by its `name`, or by its `id` if it has no name.
         """
         chosen = replace(config or SandboxConfig(), **settings)
         self.config = chosen if permissions is None else permissions.over(chosen)
@@ -249,7 +248,7 @@ class Sandbox:
 
     @property
     def status(self) -> SandboxStatus:
-        """PENDING before the first run, RUNNING during one, then the status of the latest."""
+        """PENDING before the first run, RUNNING during a run, else the status of the latest run."""
         with self._lock:
             return SandboxStatus.RUNNING if self._runs else self._last
 
@@ -281,8 +280,8 @@ class Sandbox:
     ) -> EffectPlan:
         """Run work as `run` does, and return its effects: files, programs, network requests and secrets, each with a risk.
 
-        Such a plan cannot be applied, as nothing is kept here: see `Workspace.simulate`. Raises `Denied`, and as
-        the module describes.
+        The plan cannot be applied, because this sandbox keeps no changes: use `Workspace.simulate` for that. Raises `Denied`, and as the
+        module describes.
         """
         from agent_sandbox.engine.simulation.run import plan_apart  # few sandboxes simulate anything
 
@@ -313,7 +312,7 @@ class Sandbox:
         return session
 
     def forget(self, session: SandboxSession) -> None:
-        """Drop a session that was closed."""
+        """Remove a closed session from this sandbox's list of open sessions."""
         with self._lock:
             self._sessions.discard(session)
 
@@ -332,7 +331,7 @@ class Sandbox:
         record: str | os.PathLike[str] | None = None,
         on_output: OnOutput | None = None,
     ) -> SandboxResult:
-        """Run work with a handle that another thread can cancel."""
+        """Run work. `run` is a handle with which another thread can cancel it."""
         handed = named(tools) if tools != () else {}
         listener = TextListener(on_output) if on_output is not None else None
         self.begin(run)
@@ -415,18 +414,19 @@ class Sandbox:
         return self.told(result.completed(outcome, sandbox_id=self.id, language=language, wall=wall))
 
     def told(self, outcome: SandboxResult) -> SandboxResult:
-        """Return a result with the warnings of this sandbox in its notes."""
+        """Return the result with the warnings of this sandbox added to its notes."""
         return replace(outcome, notes=(*outcome.notes, *self._warnings)) if self._warnings else outcome
 
     def grant(self, *patterns: str, seconds: float, times: int | None = None) -> Token:
-        """Pre-approve actions by patterns such as "call lookup *", for a time, or for a number of uses.
+        """Pre-approve actions that match patterns such as "call lookup *", for `seconds`, and for at most `times` uses.
 
-        The token can be narrowed (`attenuate`), passed on as text (`str`), and revoked. Raises `PolicyError` without approval rules.
+        The returned token can be narrowed (`attenuate`), passed on as text (`str`), and revoked. Raises `PolicyError` if this sandbox has
+        no approval rules.
         """
         return self._asked().grant(patterns, seconds=seconds, times=times)
 
     def revoke(self, token: Token | str) -> None:
-        """Revoke a grant and all derived from it: the next run, turn or tool call needs approval again."""
+        """Revoke a token and all tokens derived from it. The next run, turn or tool call needs approval again."""
         self._asked().revoke(token)
 
     def _asked(self) -> Asking:
@@ -435,13 +435,13 @@ class Sandbox:
         return self._asking
 
     def _without_tools(self, work: Work) -> Work:
-        """Return other work without the tools of the configuration. Raises `PolicyError` if tools were given with it."""
+        """Return work that is not Python code without the configured tools. Raises `PolicyError` if the caller passed tools with it."""
         if work.tools.keys() - {*self.config.toolbox}:
             raise PolicyError("tools are for Python code", hint="hand them over with Python code, or leave them out")
         return replace(work, tools={})
 
     def within(self, timeout: float | None, *, tools: Iterable[str] = (), deterministic: bool = False) -> tuple[Session, str]:
-        """Return the session for one run, and the limit behind its wall time: "wall", or "lifetime" of the sandbox."""
+        """Return the session for one run, and the name of the limit that sets its wall time: "wall" or "lifetime"."""
         policy = self._session.policy
         may = self.config.callable_tools(tools)
         if timeout is None and self._expires is None and may == policy.tools and deterministic == self.config.deterministic:
@@ -462,7 +462,7 @@ class Sandbox:
         return self._expires
 
     def time_for(self, timeout: float | None) -> tuple[float | None, str, float | None]:
-        """Return the wall time of one run or turn, the limit it comes from, and the rest of the sandbox's lifetime."""
+        """Return the wall time of a run, the limit that sets it ("wall" or "lifetime"), and the seconds left of the sandbox's lifetime."""
         own = self._session.policy.limits
         seconds = own.wall_seconds if timeout is None else self.config.limits(timeout_seconds=timeout).wall_seconds
         if self._most_seconds is not None and (seconds is None or seconds > self._most_seconds):
@@ -478,7 +478,7 @@ class Sandbox:
         return here().session(gate, here().runtimes(self.config.runtime), early=early)
 
     def _check_the_view_can_be_built(self) -> None:
-        """Raise `PolicyError` now for rules that would copy too much: that is a problem of the settings, not of a run."""
+        """Raise `PolicyError` if the file rules would copy too much: that is a problem of the settings, not of a run."""
         files = self._session.policy.files
         if not files.allow_hidden or any(isinstance(pattern, Glob) for pattern in (*files.allowed, *files.denied)):
             self._session.explain(Work(Code("python", "pass"), ENVIRONMENT))
@@ -492,14 +492,14 @@ class Sandbox:
             raise SandboxError(f"this sandbox has outlived its lifetime of {lifetime} s", hint="make another, or allow it more")
 
     def begin(self, run: Run) -> None:
-        """Note a run that begins in this thread. Raises as `check_open` does."""
+        """Register a run that begins in this thread. Raises as `check_open` does."""
         with self._lock:
             self.check_open()
             run.thread = threading.get_ident()
             self._runs.add(run)
 
     def end(self, run: Run, status: SandboxStatus) -> None:
-        """Note the end of a run."""
+        """Unregister a run that has ended, and remember its status."""
         with self._changed:
             self._runs.discard(run)
             self._last = status
@@ -536,5 +536,5 @@ class Sandbox:
 
 
 def create_sandbox(timeout: float | None = 30.0, **settings: Any) -> Sandbox:
-    """Make a sandbox with these settings. `timeout` is `timeout_seconds`; the others are those of `Sandbox`."""
+    """Create a sandbox. `timeout` sets `timeout_seconds`; other settings are passed to `Sandbox`."""
     return Sandbox(timeout_seconds=timeout, **settings)

@@ -1,6 +1,6 @@
 """A Python interpreter that keeps its state between turns. A thin layer over `engine.turns`.
 
-Errors are as in `sandbox`: a problem of the turn is a result; one of the settings or this machine is raised.
+Errors are as in `sandbox`: a problem of the code is a result; a problem of the settings or of this machine is raised.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class SandboxSession:
-    """A Python interpreter in a sandbox, made by `Sandbox.session`. One turn at a time: others wait.
+    """A Python interpreter in a sandbox, made by `Sandbox.session`. It runs one turn at a time; others wait.
 
     Variables, imports, functions, the working directory and files stay from turn to turn. `result.value` is the value of the turn's last
     expression, as data. If the value is not data, `result.value` is None and `result.value_repr` is its repr. An exception, or
@@ -94,7 +94,7 @@ class SandboxSession:
     def perform(
         self, run: Run, code: str, *, stdin: str | bytes = b"", timeout: float | None = None, on_output: OnOutput | None = None
     ) -> SandboxResult:
-        """Run one turn with a handle that another thread can cancel."""
+        """Run one turn. `run` is a handle with which another thread can cancel it."""
         source, call = code_of(code, "python").source, on_output or self._on_output
         if self._taking == threading.get_ident():
             raise SandboxError("this session is in a turn, which waits for this call", hint="use another session in it")
@@ -132,7 +132,7 @@ class SandboxSession:
         self._turns.kill()
 
     def close(self) -> None:
-        """End the session. Exit functions run, as at the end of a program; a turn in another thread is killed first. Idempotent."""
+        """End the session; a turn in another thread is killed first. The interpreter runs its exit functions. Idempotent."""
         self._closing = True
         if self._taking == threading.get_ident():  # called by a tool or callback of a turn: the turn closes the session at its end
             self._turns.kill()

@@ -6,9 +6,9 @@
 
 A claim is a function that takes a `Bench` and raises `AssertionError` where the runtime falls short. `CLAIMS` need nothing but a runtime
 and a view with `/bin/sh` in it, `CODE_CLAIMS` need a runtime for Python code and any view, `JAVASCRIPT_CLAIMS` a runtime for JavaScript.
-The claims do not show that a runtime is safe, only that it keeps the contract. Attacks are a suite of their own.
+The claims show that a runtime keeps the contract, not that it is safe. Attacks are a suite of their own.
 
-`FakeRuntime` runs nothing. It shows what the interface requires, and replaces a real runtime in tests of what calls a runtime.
+`FakeRuntime` runs nothing. It shows what the interface requires, and replaces a real runtime in tests of code that calls a runtime.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ LATENESS = 1.0  # seconds that a run may outlive its deadline
 
 @dataclass(frozen=True)
 class Bench:
-    """A runtime and the view to test it in. `launch` has the defaults of a claim.
+    """A runtime, and the view in which claims test it. `launch` is the default launch, which a claim changes as it needs.
 
-    `script` makes a program of JavaScript: a `JavaScriptCode`, or what a native interpreter executes in its place.
+    `script` makes a program from JavaScript source: a `JavaScriptCode`, or a `Script` if the runtime uses a native interpreter.
     """
 
     runtime: Runtime
@@ -91,14 +91,14 @@ def an_exit_code_is_the_programs_own(bench: Bench) -> None:
 
 
 def a_signal_is_reported_as_a_shell_does(bench: Bench) -> None:
-    """Check that a signal gives 128 plus its number, and the number itself."""
+    """Check that a program killed by a signal has the exit code 128 plus the signal's number, and reports that number."""
     for number in (1, 9, 11, 15):
         ended = bench.shell(f"kill -{number} $$").exit
         assert (ended.code, ended.reason, ended.signal) == (128 + number, ExitReason.SIGNALLED, number), ended
 
 
 def streams_are_exact_and_apart(bench: Bench) -> None:
-    """Check that bytes arrive unchanged, each on its own stream, and that input ends."""
+    """Check that bytes arrive unchanged, stdout and stderr separately, and that input has an end."""
     every_byte = bytes(range(256)) * 16
     ran = bench.shell("cat; echo oops >&2", stdin=every_byte)
     assert ran.stdout == every_byte
@@ -112,7 +112,7 @@ def the_environment_is_complete_and_nothing_else(bench: Bench) -> None:
 
 
 def what_cannot_be_found_ends_with_127_and_what_cannot_be_executed_with_126(bench: Bench) -> None:
-    """Check that a program that cannot start has an exit code as in a shell, and raises no exception."""
+    """Check that a program that cannot start gives the exit code of a shell, 127 or 126, and raises no exception."""
     assert bench.run("no-such-program").exit.code == 127
     assert bench.run("/no/such/program").exit.code == 127
     assert bench.run("/etc/passwd").exit.code == 126
@@ -178,7 +178,7 @@ def code_that_aborts_has_ended_by_a_signal(bench: Bench) -> None:
 
 
 def code_that_recurses_without_end_gets_an_exception(bench: Bench) -> None:
-    """Check that endless recursion, in Python and in C, raises an exception that code can handle."""
+    """Check that endless recursion, in Python or in C code, raises an exception that the program can catch."""
     ran = bench.python("""
 import json, sys
 def recurse(): recurse()
@@ -196,7 +196,7 @@ print("freed")
 
 
 def code_is_a_script(bench: Bench) -> None:
-    """Check that code is `__main__`, has arguments and a file, and that tracebacks show its own lines only."""
+    """Check that code runs as `__main__`, has arguments and `__file__`, and that tracebacks show only its own lines."""
     ran = bench.python("import sys\nprint(__name__, sys.argv[1:], open(__file__).readline())", "one", "", "two words", "é")
     assert ran.stdout.decode() == "__main__ ['one', '', 'two words', 'é'] import sys\n\n", ran
     lines = bench.python("def f():\n    1 / 0\nf()").stderr.decode().splitlines()
@@ -211,7 +211,7 @@ def code_is_a_script(bench: Bench) -> None:
 
 
 def code_reads_and_writes_exact_bytes(bench: Bench) -> None:
-    """Check that streams are exact, that input ends, and that unread input is no error."""
+    """Check that streams carry bytes unchanged, that input has an end, and that unread input is no error."""
     every_byte = bytes(range(256)) * 16
     copy = "import sys; sys.stdout.buffer.write(sys.stdin.buffer.read()); print('oops', file=sys.stderr)"
     ran = bench.python(copy, stdin=every_byte)
@@ -234,7 +234,7 @@ def code_has_its_environment_and_no_other(bench: Bench) -> None:
 
 
 def code_starts_where_it_was_told_to(bench: Bench) -> None:
-    """Check the working directory, and that modules are imported from it."""
+    """Check that code starts in the given working directory, and imports modules from there."""
     ran = bench.python(
         "import os; open('mine.py', 'w').write('x = 5'); import mine; print(os.getcwd(), mine.x, os.path.exists('/tmp/mine.py'))"
     )
@@ -288,13 +288,13 @@ FileExistsError
 
 
 def files_of_code_are_files(bench: Bench) -> None:
-    """Check that operations on files behave as elsewhere, errors included."""
+    """Check that file operations and their errors are those of ordinary files."""
     ran = bench.python(_FILES)
     assert ran.stdout.decode() == _FOUND, ran
 
 
 def processor_time_and_open_files_of_code_are_limited(bench: Bench) -> None:
-    """Check that the processor limit ends the run, and that one open file too many is an error."""
+    """Check that a run ends at its limit of processor time, and that opening too many files is an error."""
     ran = bench.python("while True: pass", limits=Limits(cpu_seconds=0.5, wall_seconds=30))
     assert ran.exit.reason is ExitReason.CPU_LIMIT and "cpu" in ran.exit.limits_hit, ran.exit
     held = "held = []\ntry:\n    while len(held) < 500: held.append(open('/tmp/x', 'w'))\nexcept OSError: print('refused')"
@@ -303,7 +303,7 @@ def processor_time_and_open_files_of_code_are_limited(bench: Bench) -> None:
 
 
 def code_ends_at_its_deadline_and_what_it_said_before_is_kept(bench: Bench) -> None:
-    """Check the deadline of a program that computes and of one that waits, and the output before it."""
+    """Check that computing and waiting programs end at their deadline, and that their earlier output is kept."""
     for source in ("print('here')\nwhile True: pass", "import time; print('here'); time.sleep(60)"):
         began = time.monotonic()
         ran = bench.python(source, limits=Limits(wall_seconds=0.5))
@@ -335,7 +335,7 @@ def code_can_be_killed_from_another_thread(bench: Bench) -> None:
 
 
 def callers_are_told_of_a_guest_that_is_ready_and_while_it_runs(bench: Bench) -> None:
-    """Check that `on_ready` comes once, before the launch returns, and `on_tick` while the guest runs."""
+    """Check that `on_ready` is called once, before the launch returns, and `on_tick` while the guest runs."""
     moments: list[str] = []
     told = replace(bench.launch, program=PythonCode("print('here')"), cwd="/tmp", on_tick=(lambda: moments.append("tick"),))
     guest = bench.runtime.launch(replace(told, on_ready=(lambda confined: moments.append("ready"),)))
@@ -364,7 +364,7 @@ def javascript_ends_with_its_own_exit_code(bench: Bench) -> None:
 
 
 def javascript_says_where_it_failed(bench: Bench) -> None:
-    """Check that an error has its name and line."""
+    """Check that the message of an error has the error's name and line."""
     ran = bench.javascript("function f() {\n    throw new TypeError('oops')\n}\nf()")
     assert b"TypeError: oops" in ran.stderr and b"main.js:2" in ran.stderr and ran.stdout == b"", ran
 
@@ -390,7 +390,7 @@ console.log('now')
 
 
 def javascript_ends_at_its_deadline_and_what_it_said_before_is_kept(bench: Bench) -> None:
-    """Check the deadline of a program that computes and of one that waits, and the output before it."""
+    """Check that computing and waiting programs end at their deadline, and that their earlier output is kept."""
     for source in ("console.log('here'); while (true);", "console.log('here'); setTimeout(() => {}, 60000)"):
         ran = bench.javascript(source, limits=Limits(wall_seconds=0.6))
         assert ran.exit.reason is ExitReason.TIMED_OUT and ran.stdout == b"here\n", ran
@@ -471,53 +471,53 @@ class FakeGuest:
         self.launch = launch
 
     def wait(self) -> Completed:
-        """Return an end without output."""
+        """Return exit code 0, without output."""
         return Completed(Exit(0), b"", b"")
 
     def kill(self) -> None:
-        """Do nothing: it has ended."""
+        """Do nothing: the guest has ended."""
 
     def interrupt(self, number: int) -> None:
-        """Do nothing: it has ended."""
+        """Do nothing: the guest has ended."""
 
     def wake_on(self, fd: int) -> None:
-        """Do nothing: nobody waits long."""
+        """Do nothing: `wait` returns at once."""
 
     def close(self) -> None:
-        """Do nothing: it holds nothing."""
+        """Do nothing: the guest holds no resources."""
 
 
 class FakeRuntime:
-    """A runtime that runs nothing. `launches` holds what it was asked to launch.
+    """A runtime that runs nothing. `launches` lists the launches it received.
 
-    It claims every guarantee, so it is for tests of what lies above a runtime, and never for a program.
+    It claims every guarantee, so use it only to test code that calls a runtime.
     """
 
     def __init__(self, name: str = "fake", *, cost: int = 1, absent: str = "", objects: str = "", refuses: str = "") -> None:
-        """`absent` is why it cannot be used now, `objects` why it takes no launch, `refuses` why each launch fails."""
+        """Take reasons: `absent`, why it is unavailable; `objects`, why it supports no launch; `refuses`, why each launch fails."""
         languages = frozenset({"python", "javascript", "ruby", "bash", COMMAND})
         self.traits = Traits(name, cost, languages, frozenset(Guarantee), brings=frozenset({"python"}))
         self.launches: list[Launch] = []
         self._absent, self._objects, self._refuses = absent, objects, refuses
 
     def absence(self) -> str:
-        """Return the `absent` reason it was made with."""
+        """Return the reason `absent`."""
         return self._absent
 
     def prepare(self) -> str:
-        """Return why it is absent: nothing makes it ready."""
+        """Return the reason `absent`: there is nothing to prepare."""
         return self._absent
 
     def objection(self, demands: Demands) -> str:
-        """Return the `objects` reason it was made with."""
+        """Return the reason `objects`."""
         return self._objects
 
     def probe(self) -> Support:
-        """Claim every guarantee: nothing runs."""
+        """Claim every guarantee without a launch."""
         return Support(self.traits.name, self.traits.guarantees, {})
 
     def launch(self, launch: Launch) -> FakeGuest:
-        """Note the launch. Raises `RuntimeUnavailable` if it refuses."""
+        """Add the launch to `launches`. Raises `RuntimeUnavailable` with the reason `refuses`, if that was given."""
         if self._refuses:
             raise RuntimeUnavailable(self._refuses, missing=("fake",), hint="use a real one")
         self.launches.append(launch)
@@ -527,8 +527,8 @@ class FakeRuntime:
 
     @property
     def identity(self) -> dict[str, str]:
-        """Return its name."""
+        """Return the name of this runtime."""
         return {"engine": self.traits.name}
 
     def close(self, *, leaving: bool = False) -> None:
-        """Do nothing: it holds nothing."""
+        """Do nothing: this runtime holds no resources."""

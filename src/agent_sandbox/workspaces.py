@@ -1,4 +1,4 @@
-"""A sandbox that outlives a run. It keeps the changes of its runs until they are promoted or rolled back.
+"""Workspaces: sandboxes that keep the changes of their runs until these are promoted or rolled back.
 
 The command line uses the same stored sandbox for a project. So a `Workspace` and the command line show and promote the same changes. Runs
 see the whole machine except secrets, and do not change the real files.
@@ -70,7 +70,7 @@ class Workspace:
         approver: Approver | Callable[[Action, Ask], bool] | None = None,
         capabilities: Iterable[Token | str] = (),
     ) -> None:
-        """Usually made by `over`. The policy files of the machine, the user and the project narrow the policy."""
+        """Use `over` to make a workspace. The policy files of the machine, the user and the project narrow the policy."""
         self._runtime = config.runtime if config else "process"
         self.project = stored.state.project
         self._stored = stored
@@ -96,7 +96,7 @@ class Workspace:
         approver: Approver | Callable[[Action, Ask], bool] | None = None,
         capabilities: Iterable[Token | str] = (),
     ) -> Self:
-        """Return the workspace of this directory, exactly as named. Nothing is created before the first run.
+        """Return the workspace of this directory, not of a project around it. Nothing is created before the first run.
 
         Without a configuration, its runs have the view and limits of `agent-sandbox run`, and code is not checked first. The policy files
         apply, too. `approver` and `capabilities` approve actions as for a `Sandbox`. Raises `PolicyError` for a missing directory, and for
@@ -123,8 +123,8 @@ class Workspace:
     def run(self, work: str | Sequence[str] | Shell, **options: Any) -> SandboxResult:
         """Run Python code (a string), a program with its arguments (a sequence of words), or a bash command line (`shell("…")`).
 
-        It begins in the project. Options: `stdin`, `env_vars`, `timeout`, `args`, `on_output`, as for `Sandbox.run`; `cwd`; and
-        `watch_reads` (as root only), which records the files of the project that it opens, so that `drift` can mark those it has read.
+        The work starts in the project directory. Options: `stdin`, `env_vars`, `timeout`, `args`, `on_output`, as for `Sandbox.run`; `cwd`;
+        and `watch_reads` (as root only), which records the files of the project that the work opens, so that `drift` can mark them.
         """
         return self._perform(work_of(work), **options)
 
@@ -174,7 +174,7 @@ class Workspace:
         args: Sequence[str] = (),
         cwd: PathLike | None = None,
     ) -> EffectPlan:
-        """Run work on a clone of the machine as this sandbox sees it, and return its effects. Neither machine nor sandbox is changed.
+        """Run work on a throw-away clone of this sandbox, and return its effects. Neither the machine nor this sandbox is changed.
 
         The plan is kept for an hour, for `carry_out`. Raises `Denied` when the policy refuses the work, and what `run` raises.
         """
@@ -270,7 +270,7 @@ class Workspace:
             return "".join(f"{row.plain}\n" for row in (*rows, *(ours(HEADING, f"# {each}") for each in words)))
 
     def drift(self) -> DriftReport:
-        """Return the changes of the real project since the clone, and mark those that the sandbox changed, too."""
+        """Return the changes of the real project since the clone was made, and mark paths that the sandbox changed as well."""
         with explained(f"look for what has moved on in {self.project!r}"):
             return self._stored.drift(self.changes(), self._masks)
 
@@ -287,11 +287,11 @@ class Workspace:
         return self._stored.snapshots().snapshots
 
     def forget(self, which: str | int | Snapshot) -> Snapshot:
-        """Remove a snapshot, and the layers that only it used."""
+        """Remove a snapshot, and the stored layers that nothing else uses."""
         return self._stored.forget(self._own(which) if isinstance(which, Snapshot) else which)
 
     def _own(self, snapshot: Snapshot) -> int:
-        """Return the id of a snapshot. Raises `PolicyError` if it belongs to another sandbox."""
+        """Return the id of one of this sandbox's snapshots. Raises `PolicyError` if it belongs to another sandbox."""
         if not any((each.id, each.created) == (snapshot.id, snapshot.created) for each in self.snapshots()):
             raise PolicyError(f"the snapshot {snapshot.label or snapshot.id!r} is not one of this sandbox", hint="see snapshots()")
         return snapshot.id
@@ -341,7 +341,7 @@ class Workspace:
 
 
 def _each(words: str | Iterable[str]) -> tuple[str, ...]:
-    """Return a single word as a tuple of one, not of its letters."""
+    """Return the words as a tuple. A single string is one word."""
     return (words,) if isinstance(words, str) else tuple(words)
 
 

@@ -18,19 +18,19 @@ __all__ = ["AsyncSandbox", "Sandbox", "SandboxConfig", "SandboxResult", "Sandbox
 
 
 class Sandbox(sandbox.Sandbox):
-    """`agent_sandbox.Sandbox` with automatic routing, unless the configuration or the settings say otherwise."""
+    """`agent_sandbox.Sandbox` with `runtime="auto"`, unless the configuration or the settings choose a runtime."""
 
     def __init__(self, config: SandboxConfig | None = None, **settings: Any) -> None:
         super().__init__(config or SandboxConfig(runtime="auto"), **settings)
 
 
 class AsyncSandbox(aio.AsyncSandbox):
-    """`agent_sandbox.AsyncSandbox` with automatic routing, unless the configuration or the settings say otherwise."""
+    """`agent_sandbox.AsyncSandbox` with `runtime="auto"`, unless the configuration or the settings choose a runtime."""
 
     def __init__(self, config: SandboxConfig | None = None, **settings: Any) -> None:
         super().__init__(config or SandboxConfig(runtime="auto"), **settings)
 
 
 def create_sandbox(timeout: float | None = 30.0, **settings: Any) -> Sandbox:
-    """As `agent_sandbox.create_sandbox`, with automatic routing."""
+    """Create a sandbox as `agent_sandbox.create_sandbox` does, with `runtime="auto"`."""
     return Sandbox(timeout_seconds=timeout, **settings)

@@ -1,4 +1,4 @@
-"""WHO IS ASKING?  The command line and, later, the daemon, the MCP server and the web page.
+"""WHO IS ASKING?  The command line.
 
-Only here is the environment read and text printed.
+Only this folder prints. Besides it, only `assembly` and `selftest` read the environment.
 """

@@ -22,13 +22,16 @@ _ANSWERS = {"y": Decision.ONCE, "yes": Decision.ONCE, "r": Decision.FOR_THIS_RUN
 
 
 def desk_for(capabilities: tuple[str, ...], policy: Policy, *, sandbox: str, prompt: bool) -> Desk:
-    """Return the approver for a command. `prompt` allows questions at our terminal; it must be false if a guest reads the terminal."""
+    """Return the approver for a command.
+
+    With `prompt`, it may ask a person at our terminal. `prompt` must be false if the sandboxed program reads from that terminal.
+    """
     tokens = tokens_of((*capabilities, os.environ.get(CAPABILITY, "")))
     return here().desk(policy, inbox_for(policy, prompt=prompt), sandbox=sandbox, tokens=tokens)
 
 
 def inbox_for(policy: Policy, *, prompt: bool) -> Inbox:
-    """Return the inbox for questions. It prints each question as it arrives."""
+    """Return the inbox that holds questions until a person answers them. It prints each new question."""
     asking = _AtTheTerminal() if prompt and at_a_terminal() and not policy.asks.needs else _Elsewhere()
     inbox = here().inbox(policy=policy, on_wait=asking.shown, pause=asking.pause)
     asking.inbox = inbox
@@ -36,7 +39,7 @@ def inbox_for(policy: Policy, *, prompt: bool) -> Inbox:
 
 
 def tokens_of(texts: Iterable[str]) -> tuple[Token, ...]:
-    """Return the tokens in these texts, which may hold several each. Raises `PolicyError` for an invalid one, without repeating it."""
+    """Return the capability tokens in these texts; one text may hold several. Raises `PolicyError`, which never contains the token."""
     tokens: list[Token] = []
     for word in (word for text in texts for word in text.split()):
         if (token := parse(word)) is None:
@@ -46,7 +49,7 @@ def tokens_of(texts: Iterable[str]) -> tuple[Token, ...]:
 
 
 class _Elsewhere:
-    """Prints the command that answers a question, and waits for the answer."""
+    """Prints the command that answers a question (`agent-sandbox approve`), and waits for the answer."""
 
     inbox: Inbox
 
@@ -57,12 +60,12 @@ class _Elsewhere:
         remark(f"{why}; waiting {minutes} for an answer: agent-sandbox approve {waiting.digest[:12]}")
 
     def pause(self) -> None:
-        """Sleep until the inbox is to be checked again."""
+        """Sleep for a moment, before the inbox is checked again."""
         time.sleep(_LOOK_SECONDS)
 
 
 class _AtTheTerminal(_Elsewhere):
-    """Also asks at this terminal. The first answer counts."""
+    """Asks at this terminal, while `agent-sandbox approve` can answer too. The first answer counts."""
 
     def __init__(self) -> None:
         self._waiting: Waiting | None = None
@@ -79,7 +82,7 @@ class _AtTheTerminal(_Elsewhere):
         say("Allow exactly this? [y once, r for this run, n] ")
 
     def pause(self) -> None:
-        """Wait for a typed line, or until the inbox is to be checked again."""
+        """Wait a moment for a typed answer, before the inbox is checked again."""
         if not select.select([0], [], [], _LOOK_SECONDS)[0]:
             return
         typed = os.read(0, 4096)

@@ -1,4 +1,4 @@
-"""The caller's side of a run: its variables, streams, signals and terminal, its argument line, and a child for work in the background."""
+"""The caller's part of a run: its environment, streams, signals and terminal; also hidden arguments and work in the background."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _FALLBACK = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/b
 def guest_environment(ours: Mapping[str, str], asked: Iterable[str], *, home: str, bare: bool = False) -> dict[str, str]:
     """Return the complete environment of a guest. `asked` are the values of `--env`: NAME=VALUE, or NAME for the caller's own value.
 
-    With `bare`, only the asked variables are passed: a deterministic run must not see how wide a terminal is.
+    With `bare`, only the asked variables are passed: a deterministic run must not depend on the caller's locale or terminal.
 
     Raises `PolicyError` for an invalid name, and for a variable that the caller does not have.
     """
@@ -64,7 +64,7 @@ HANG_UP_SECONDS = 1.0  # time for a program to save its work after its terminal 
 
 
 def interactive() -> bool:
-    """Whether standard input and output are a terminal, with us in the foreground: a background job must not change the terminal."""
+    """Whether standard input and output are a terminal, and our process is in the terminal's foreground."""
     try:
         return os.isatty(0) and os.isatty(1) and os.tcgetpgrp(0) == os.getpgrp()
     except OSError:
@@ -77,7 +77,7 @@ def pass_on(name: str, data: bytes) -> None:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write every byte, also to a descriptor that another process has made non-blocking."""
+    """Write every byte, even if the descriptor is non-blocking."""
     view = memoryview(data)
     while view:
         try:
@@ -87,7 +87,7 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 class Forwarding:
-    """Forwards signals to one guest. The second signal, of any kind, kills the guest, because the guest may have ignored the first."""
+    """Forwards signals to one guest. A second signal of any kind kills the guest, because the guest may have ignored the first."""
 
     def __init__(self, woken: int) -> None:
         self.received: list[int] = []
@@ -100,7 +100,7 @@ class Forwarding:
         self._guest = guest
 
     def take(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal."""
+        """Handle a signal: forward the first one to the guest; at the second one, kill the guest."""
         if self._guest is None:
             raise KeyboardInterrupt  # nothing of the guest has run: unwind, and leave nothing behind
         self.received.append(number)
@@ -118,7 +118,7 @@ class Forwarding:
 
 
 def _hung_up() -> bool:
-    """Whether one of our streams is a terminal that has gone. If not, another process sent SIGHUP, and it is like any other signal."""
+    """Whether the terminal behind one of our streams was closed. Otherwise another process sent the SIGHUP."""
     for fd in (0, 1, 2):
         try:
             os.tcgetpgrp(fd)
@@ -130,7 +130,7 @@ def _hung_up() -> bool:
 
 @contextmanager
 def forwarding() -> Iterator[Forwarding]:
-    """Forward signals during the block, then handle them as before. Signals that are ignored (nohup) stay ignored."""
+    """Forward signals to the guest during the block, then restore the previous handlers. Ignored signals (nohup) stay ignored."""
     woken, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     forward = Forwarding(woken)
     waker_before = signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
@@ -150,7 +150,7 @@ def forwarding() -> Iterator[Forwarding]:
 
 
 class EscapedOutput:
-    """Output of a guest without a terminal, on our terminal: control characters are escaped.
+    """Prints the output of a guest that has no terminal of its own on our terminal, with control characters escaped.
 
     With `aside`, all output of the guest goes to standard error. Standard output is for a diff or a plan, which the guest must not hide.
     """
@@ -180,7 +180,7 @@ class EscapedOutput:
 
 
 def terminal_size() -> Terminal:
-    """Return the size of our terminal; 24 by 80 if it has none."""
+    """Return the size of our terminal; 24 by 80 if it is unknown."""
     rows, columns, _, _ = struct.unpack("HHHH", fcntl.ioctl(0, termios.TIOCGWINSZ, bytes(8)))
     return Terminal(rows or 24, columns or 80)
 
@@ -196,9 +196,9 @@ class LentTerminal:
         self._theirs: int | None = None
 
     def begin(self, guest: Guest) -> None:
-        """Make our terminal raw, because the guest reads its keys from now on. Before this call, Ctrl-C ends our own program.
+        """Make our terminal raw, so that the guest gets every key from now on. Before this call, Ctrl-C ends our own program.
 
-        The descriptor of the guest's terminal is copied, because the guest's own closes with its streams.
+        We copy the descriptor of the guest's terminal, because the original is closed together with the guest's streams.
         """
         tty.setraw(0, termios.TCSADRAIN)
         if guest.terminal is not None:
@@ -206,7 +206,7 @@ class LentTerminal:
             self.resize(signal.SIGWINCH, None)  # the size may have changed while the guest was made
 
     def resize(self, number: int, frame: FrameType | None) -> None:
-        """Handle SIGWINCH: give the guest's terminal the size of ours. The kernel tells the programs in it."""
+        """Handle SIGWINCH: give the guest's terminal the size of ours. The kernel then notifies the programs in it."""
         if self._theirs is not None:
             with suppress(OSError):
                 fcntl.ioctl(self._theirs, termios.TIOCSWINSZ, fcntl.ioctl(0, termios.TIOCGWINSZ, bytes(8)))
@@ -220,7 +220,7 @@ class LentTerminal:
 
 @contextmanager
 def lent_terminal() -> Iterator[LentTerminal]:
-    """Lend our terminal during the block, from `LentTerminal.begin` on. Its settings are restored at any end of the block."""
+    """Yield a `LentTerminal`, and restore the settings of our terminal at the end of the block."""
     before = termios.tcgetattr(0)
     loan = LentTerminal()
     resized = signal.signal(signal.SIGWINCH, loan.resize)
@@ -237,7 +237,10 @@ _NICE = 10
 
 
 def in_a_child(do: Callable[[], None]) -> None:
-    """Call a function in a forked child. The child closes our descriptors, so that it keeps no lock held and no pipe open."""
+    """Call a function in a forked child, at low priority, and return at once.
+
+    The child closes our descriptors, so that it holds no lock and keeps no pipe open.
+    """
     if os.fork():
         return
     try:
@@ -256,7 +259,10 @@ _ARGUMENTS_START = 48 - 3  # index of this field in /proc/self/stat; index 0 is 
 
 
 def conceal(words: Iterable[str]) -> None:
-    """Overwrite these words in our argument line, which `ps` shows. Raises `RuntimeUnavailable` on failure; then nothing may start."""
+    """Overwrite these words in our own command line, so that `ps` does not show them.
+
+    Raises `RuntimeUnavailable` on failure. The caller must then start nothing.
+    """
     try:
         with open("/proc/self/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()

@@ -1,4 +1,4 @@
-"""Resolve a command line: its project, the sandbox and the changes in it, the policy, the gate and the session."""
+"""Resolve a command line to its project, sandbox, pending changes, policy, gate and session."""
 
 from __future__ import annotations
 
@@ -49,21 +49,24 @@ def working_directory() -> str:
 
 
 def project_of(named: str | None, directory: str | None = None) -> Project:
-    """Return the project that --project names, or that a directory belongs to: the current one, if no other is given."""
+    """Return the project named by --project, or else the project that contains `directory`, by default the current directory."""
     mounts = mountinfo.visible(mountinfo.read())
     place = named if named is not None else directory or working_directory()
     return find_project(place, home=here().host.home, explicit=named is not None, mounts=mounts)
 
 
 def current(named: str | None) -> ProjectSandbox:
-    """Return the project and its sandbox. Makes the store if there is none. Raises a `WorkspaceError` if it cannot be used."""
+    """Return the project and its sandbox. Creates the store if there is none. Raises `WorkspaceError` if the store cannot be used."""
     project = project_of(named)
     store = Store.open(here().host.state)
     return ProjectSandbox(project, store.sandbox_for(project.path), store.leftovers)
 
 
 def policy_of(options: PolicyOptions, project: Project) -> Policy:
-    """Return the policy: the command line's preset, reduced by the policy files, changed by the options. Raises `PolicyError`."""
+    """Return the policy of a command: the preset of the command line, narrowed by the policy files, changed by the options.
+
+    Raises `PolicyError` for an invalid or impossible policy.
+    """
     layers = layers_for(options, project)
     if not layers.all:  # the usual case: nothing more is loaded
         return _preset(options, project, _limits(options))
@@ -71,13 +74,13 @@ def policy_of(options: PolicyOptions, project: Project) -> Policy:
 
 
 def layers_for(options: PolicyOptions, project: Project) -> policy_files.Layers:
-    """Return the policy files, and the policies that --policy names."""
+    """Return the policy files in force for a project, including those that --policy names."""
     layers = policy_files.layers_of(project.path)
     return replace(layers, below=(*layers.below, *policy_files.chosen(options.files))) if options.files else layers
 
 
 def effective_of(options: PolicyOptions, project: Project) -> Effective:
-    """Return the policy with its warnings and its checks before a run."""
+    """Return the policy of a command, with the warnings and the checks before a run that the policy files ask for."""
     return _effective(options, project, layers_for(options, project))
 
 
@@ -87,7 +90,7 @@ def _effective(options: PolicyOptions, project: Project, layers: policy_files.La
 
 
 def ceiling_of(options: PolicyOptions, project: Project) -> Policy:
-    """Return the command line's preset under the system's policy file alone: the most that any file below it can permit."""
+    """Return the preset of the command line, narrowed by the system's policy file alone. No other policy file can permit more."""
     return _effective(options, project, policy_files.layers_of(None)).policy
 
 
@@ -112,7 +115,7 @@ def _limits(options: PolicyOptions) -> Limits:
 
 
 def _governed(options: PolicyOptions, project: Project, console: Console) -> tuple[Policy, EarlyLook | None]:
-    """Return the policy of a run, and the check of its code. Warnings of the policy files are printed."""
+    """Return the policy of a run, and the check of code before it runs, if any. Prints the warnings of the policy files."""
     layers = layers_for(options, project)
     if not layers.all:
         return _preset(options, project, _limits(options)), None
@@ -125,7 +128,7 @@ def _governed(options: PolicyOptions, project: Project, console: Console) -> tup
 def gate_for(policy: Policy, project: Project, sandbox: str, *, capabilities: tuple[str, ...] = (), prompt: bool = False) -> Gate:
     """Return the gate for a command, with an approver if the policy has approval rules.
 
-    Capabilities and questions of a throw-away sandbox are those of the project.
+    A throw-away sandbox uses the capabilities and questions of its project's sandbox.
     """
     if not policy.asks.asks:
         return here().gate(policy, sandbox=sandbox)
@@ -137,7 +140,7 @@ def gate_for(policy: Policy, project: Project, sandbox: str, *, capabilities: tu
 
 @dataclass(frozen=True)
 class Opening:
-    """A session with its project and sandbox. `sandbox` is None for a throw-away sandbox; `lifted` is an elevation, if any."""
+    """A session, its project, and its sandbox: None for a throw-away sandbox. `lifted` is the policy with elevations, if there are any."""
 
     session: Session
     sandbox: ProjectSandbox | None
@@ -146,7 +149,7 @@ class Opening:
 
 
 def session_for(options: CommandOptions, console: Console, runtimes: Runtimes, on_busy: Callable[[Busy], None]) -> Opening:
-    """Return a session on the project's sandbox; for a diff, a plan or with --throw-away on a throw-away one."""
+    """Return a session on the project's sandbox; with --diff, --simulate or --throw-away, on a throw-away sandbox."""
     asked = file_clock_ns()
     sandbox = None if options.throw_away or options.diff or options.simulate else current(options.project)
     project = sandbox.project if sandbox else project_of(options.project)
@@ -180,7 +183,7 @@ class Pending:
 
 @dataclass(frozen=True)
 class SortedChanges:
-    """Changes of the project, elsewhere on the machine, and in caches."""
+    """Changes, split into those of the project, those elsewhere on the machine, and those in caches (noise)."""
 
     project: tuple[Change, ...]
     elsewhere: tuple[Change, ...]
@@ -204,7 +207,7 @@ def pending_in(sandbox: ProjectSandbox, policy: Policy) -> Pending:
 
 
 def recover(stored: Stored, gate: Gate) -> None:
-    """Finish or roll back a promotion that was cut off, before a verb promotes. Raises `Busy` while a run uses the sandbox."""
+    """Finish or roll back an interrupted promotion, and print the outcome. Raises `Busy` while a run uses the sandbox."""
     from agent_sandbox.engine.recover import recovered
 
     for words in recovered(stored, gate):
@@ -212,9 +215,10 @@ def recover(stored: Stored, gate: Gate) -> None:
 
 
 def current_and_whole(named: str | None, policy: PolicyOptions) -> ProjectSandbox:
-    """Return the project and its sandbox, for a verb that does not promote. A promotion that was cut off is finished or rolled back first.
+    """Return the project and its sandbox, for a verb that does not promote. First finish or roll back an interrupted promotion.
 
-    A promotion that is still under way is not touched. A promotion that cannot be finished is reported. Expired plans are removed.
+    A promotion that another process is performing is left alone. A promotion that cannot be finished is reported. Expired plans are
+    removed.
     """
     from agent_sandbox.engine.recover import interrupted
 

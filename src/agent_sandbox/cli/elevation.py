@@ -1,4 +1,4 @@
-"""Elevations on the command line: begin one, apply those in force to a run, and offer one after a refusal."""
+"""Elevations (rules relaxed for a limited time): begin one, apply those in force to a run, and offer one after a refusal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OFFERED_SECONDS = 600  # of an elevation that is offered when a program was refu
 
 @dataclass(frozen=True)
 class Lifted:
-    """A policy with the elevations in force. `left` returns the seconds until the first of them ends; a run ends at that time."""
+    """A policy relaxed by the elevations in force. `left` returns the seconds until the first one expires, which ends the run."""
 
     policy: Policy
     note: str
@@ -36,7 +36,7 @@ class Lifted:
 
 
 def elevation_of(rules: ElevationOptions) -> Elevation:
-    """Return the elevation that these options describe. Raises `PolicyError` if it is impossible."""
+    """Return the elevation that these options describe. Raises `PolicyError` for an invalid limit or a path that is never shown."""
     Limits(**dict(rules.limits))  # type: ignore[arg-type]  # it checks them
     paths = tuple(os.path.abspath(path) for path in rules.paths)
     for path in paths:
@@ -48,7 +48,7 @@ def elevation_of(rules: ElevationOptions) -> Elevation:
 
 
 def begin(policy: Policy, sandbox: str, what: Elevation, *, seconds: float, by: str, word: Word) -> str:
-    """Begin an elevation and return its name. Raises `PolicyError` if the policy files do not allow it to this person."""
+    """Begin an elevation and return its name. Raises `PolicyError` if the policy files forbid it, or forbid it to this person."""
     if (counts := words_that_count(policy)) is not None and not counts(word):
         raise PolicyError("you may not relax a rule here", hint="see approvals of: agent-sandbox policy explain; or --code")
     if barred := [sort for sort in what.sorts() if policy.asks.elevate is not None and sort not in policy.asks.elevate]:
@@ -64,7 +64,7 @@ def begin(policy: Policy, sandbox: str, what: Elevation, *, seconds: float, by: 
 
 
 def offer_elevation(options: CommandOptions, refusal: Deny) -> bool:
-    """Ask the user to allow a refused program for a time, if the policy permits that. Returns whether it is allowed now.
+    """Ask the user to allow a refused program for a limited time, if the policy permits that. Returns whether the user allowed it.
 
     Does not ask about a program that the system's policy file would still refuse.
     """
@@ -97,14 +97,14 @@ def offer_elevation(options: CommandOptions, refusal: Deny) -> bool:
 
 
 def _ceiling() -> Policy:
-    """Return the policy of the system's file alone, beyond which nothing is elevated."""
+    """Return the policy of the system's policy file alone. No elevation can permit more."""
     return effective(cloned(masks=(), limits=CLONED_LIMITS), policy_files.layers_of(None).system, home=here().host.home).policy
 
 
 def lifted(policy: Policy, sandbox: str) -> Lifted | None:
-    """Return the policy with the elevations of a sandbox, up to the system's policy file; None if there are none.
+    """Return the policy relaxed by the elevations of a sandbox; None if there are none. The system's policy file is never relaxed.
 
-    Elevations begun by a person whose approval does not count under this policy are ignored.
+    An elevation is ignored if this policy does not accept approvals of the person who began it.
     """
     counts = words_that_count(policy)
     standing = [each for each in here().elevations().standing() if each.sandbox == sandbox and (counts is None or counts(each.word))]
@@ -115,7 +115,7 @@ def lifted(policy: Policy, sandbox: str) -> Lifted | None:
     names = {each.name for each in standing}
 
     def left() -> float:
-        """Return the seconds until the first expiry; 0 if one was revoked."""
+        """Return the seconds until the first elevation expires; 0 if one was revoked."""
         now = [each.left for each in here().elevations().standing() if each.name in names]
         return min(now) if len(now) == len(names) else 0.0
 

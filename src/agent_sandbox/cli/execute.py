@@ -1,4 +1,4 @@
-"""Do a piece of work in a sandbox, with our streams, terminal and signals as its own: the common part of `run` and `code`."""
+"""Run work in a sandbox with the caller's streams, terminal and signals: the common part of `run` and `code`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class UsageFacts:
 
 @dataclass(frozen=True)
 class PassedOver:
-    """A runtime that was not chosen, and the reason."""
+    """A runtime that was not chosen, and the reason why."""
 
     runtime: str
     why: str
@@ -58,7 +58,7 @@ class PassedOver:
 
 @dataclass(frozen=True)
 class RouteFacts:
-    """The reason for the chosen runtime. `fell_forward` names the feature that was missing in the runtime tried first."""
+    """The reason for the chosen runtime. After a retry, `fell_forward` is the error by which the run in the first runtime ended."""
 
     why: str
     passed_over: tuple[PassedOver, ...]
@@ -68,7 +68,7 @@ class RouteFacts:
 
 @dataclass(frozen=True)
 class ObservedFacts:
-    """An observed attempt of a run: a file, program or connection."""
+    """An attempt of a run to use a file, program or connection (`target`), whether it was allowed, and how often it was made."""
 
     kind: str
     target: PathName
@@ -117,7 +117,7 @@ class RunResult(VerbResult):
 
     @property
     def code(self) -> int:
-        """The exit code of the program that ran, or the one for how it ended."""
+        """The exit code of the program; or, if a limit or signal ended it, the code that stands for that."""
         return self.exit
 
     def text(self, console: Console) -> None:
@@ -142,7 +142,7 @@ class RunResult(VerbResult):
 
 @dataclass(frozen=True)
 class ExplainResult(VerbResult):
-    """The runtime and the view that a command would have: a line for each step."""
+    """The runtime and view that a command would get, in lines for people. Nothing was run."""
 
     kind = "explain"
 
@@ -156,9 +156,9 @@ class ExplainResult(VerbResult):
 def perform(
     options: CommandOptions, what: Code | Command, console: Console, *, stdin: int | bytes, forked: Zygote | None = None
 ) -> VerbResult:
-    """Do the work. `forked` is a zygote for native programs, if there is one already.
+    """Run the work and return its result. `forked` is a zygote for native programs, if there is one already.
 
-    If the policy refuses a program, a person at the terminal may allow it for a time. Then the work is done again.
+    If the policy refuses a program, a person at the terminal may allow it for a limited time. Then the work is tried again.
     """
     with _runtimes(options, forked) as runtimes:
         try:
@@ -271,7 +271,7 @@ def _interactive(session: Session, work: Work, forward: caller.Forwarding) -> Ou
 
 @contextmanager
 def _runtimes(options: CommandOptions, forked: Zygote | None) -> Iterator[Runtimes]:
-    """The runtimes for one command, closed at the end."""
+    """Yield the runtimes for one command, and close them at the end of the block."""
     registry = here().command_line_registry(forked)
     wish = options.isolation
     try:
@@ -283,9 +283,10 @@ def _runtimes(options: CommandOptions, forked: Zygote | None) -> Iterator[Runtim
 
 
 def directory_of(options: CommandOptions, project: Project, policy: Policy | None = None) -> str | None:
-    """Return the directory to start in, by its name in the view. It need not exist on the machine: an earlier run may have made it.
+    """Return the path of the directory to start in. It need not exist on the machine: an earlier run may have made it in the sandbox.
 
-    Under a policy that shows no files, and without --cwd, it is None: the scratch directory. Raises `PolicyError`.
+    Without --cwd, and under a policy that shows no files, return None, which stands for the scratch directory. Raises `PolicyError` for a
+    directory that the sandbox does not have.
     """
     named = options.cwd
     if named is None and policy is not None and not (policy.files.read or policy.files.write):
@@ -322,7 +323,7 @@ def _warn_about(opening: Opening) -> None:
 
 
 def say_how_it_ended(refused: str | None, reason: ExitReason, limits_hit: tuple[str, ...]) -> None:
-    """Print why a program could not be started, or which limit ended it, as a shell would."""
+    """Print, as a shell would, why a program could not be started, or which limit ended it."""
     if refused:
         remark(refused)
     elif reason in _ENDED:
@@ -332,7 +333,7 @@ def say_how_it_ended(refused: str | None, reason: ExitReason, limits_hit: tuple[
 
 
 def refusal(work: Work, outcome: Outcome) -> str:
-    """Return why the program could not be started inside, in the words that a shell uses; empty if it was started."""
+    """Return why the program could not be started in the sandbox, worded as by a shell; empty if it was started."""
     name = work.what.argv[0] if isinstance(work.what, Command) else f"the {work.what.language} interpreter"
     if not outcome.refused:
         return ""
@@ -342,7 +343,7 @@ def refusal(work: Work, outcome: Outcome) -> str:
 
 
 def code_of(exit: Exit, signals: list[int]) -> int:
-    """Return our exit code for how a run ended."""
+    """Return the exit code of our own program for the end of a run. `signals` are the signals that we received."""
     if exit.reason is ExitReason.TIMED_OUT:
         return TIMED_OUT
     if exit.reason is ExitReason.OUT_OF_MEMORY:
@@ -353,7 +354,7 @@ def code_of(exit: Exit, signals: list[int]) -> int:
 
 
 def _repeatable(options: CommandOptions, work: Work) -> Work:
-    """Return the work for a deterministic run. At a terminal it has no input: what a person types differs each time."""
+    """Return the work as a deterministic run. Input from a terminal is replaced by no input, because typing differs each time."""
     stdin = b"" if isinstance(work.stdin, int) and os.isatty(work.stdin) else work.stdin
     if options.record is not None and isinstance(stdin, int):
         stdin = sys.stdin.buffer.read(LARGEST_INPUT + 1)

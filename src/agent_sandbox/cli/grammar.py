@@ -12,7 +12,7 @@ ANY = 1 << 30
 
 @dataclass(frozen=True)
 class Option:
-    """One option. `value` is the name of its value in help, empty for a switch. `later` says what it arrives with."""
+    """One option. `value` is the name of its value in help, empty for a switch. `later` names the planned feature that it needs."""
 
     name: str
     value: str = ""
@@ -23,7 +23,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Verb:
-    """One verb. It takes at least and at most `words`. With `command`, these are a command with options of its own."""
+    """One verb. `words` are the least and most arguments it takes. With `command`, the arguments are a command with its own options."""
 
     usage: str
     summary: str

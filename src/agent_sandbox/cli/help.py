@@ -27,7 +27,7 @@ verbs:"""
 
 @dataclass(frozen=True)
 class OptionHelp:
-    """An option: its spellings, the name of its value, and what it does."""
+    """Help about an option: its spellings, the name of its value, and a summary."""
 
     name: str
     short: tuple[str, ...]
@@ -37,7 +37,7 @@ class OptionHelp:
 
 @dataclass(frozen=True)
 class VerbHelp:
-    """A verb."""
+    """Help about a verb: its usage, a summary, details and its options."""
 
     name: str
     usage: str

@@ -1,6 +1,6 @@
-"""The program `agent-sandbox`: parse the line, do the verb, print its result, and turn every failure into a message and an exit code.
+"""The program `agent-sandbox`: parse the command line, perform the verb, print its result, turn failures into messages and exit codes.
 
-Verbs are imported when they are needed: `run` starts often and pays for nothing it does not use.
+The code of a verb is imported only when it is needed, because `run` must start fast.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ REALITY_MOVED_ON, USAGE, APPROVAL, COULD_NOT_START, DENIED = 1, 2, 3, 125, 126
 
 
 def program() -> NoReturn:
-    """Run `main` and exit at once. Every block has ended, every stream is flushed; taking the interpreter apart adds nothing."""
+    """Run `main` and exit at once. Skips the interpreter's own clean-up: everything is closed and flushed by then."""
     os._exit(main())
 
 
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(line: list[str]) -> int:
-    """Execute a command line and print the result: as one document with --json, else as text."""
+    """Perform a command line and print the result: as one JSON document with --json, else as text."""
     console = Console(shows="--json" not in line)
     try:
         request = parse(line)
@@ -70,7 +70,7 @@ def _run(line: list[str]) -> int:
 
 
 def _result(request: Request, console: Console) -> VerbResult:
-    """Do the verb."""
+    """Perform the verb of a command line and return its result."""
     verb = request.verb
     match verb:
         case "help":
@@ -171,7 +171,7 @@ def _result(request: Request, console: Console) -> VerbResult:
 
 
 def _help(request: Request) -> VerbResult:
-    """Return help about a verb; for `help` about the one it names, or all."""
+    """Return the help text for a request: for `help`, about the verb it names or about all; else about the request's own verb."""
     from agent_sandbox.cli.help import help_for
 
     return help_for(next(iter(request.words), None) if request.verb == "help" else request.verb)
@@ -192,7 +192,7 @@ def _log(request: Request) -> VerbResult:
 
 
 def _elsewhere(verb: str) -> VerbResult:
-    """Do the verbs that do not need Linux. Raises `RuntimeUnavailable` for the others."""
+    """Perform a verb on a system other than Linux. Raises `RuntimeUnavailable` for verbs that need Linux."""
     from agent_sandbox.cli.non_linux import doctor_elsewhere, refuse_elsewhere, setup_elsewhere
 
     match verb:
@@ -205,7 +205,7 @@ def _elsewhere(verb: str) -> VerbResult:
 
 
 def _failure(error: SandboxError) -> ErrorResult:
-    """Return an error as a result."""
+    """Return an exception as a result."""
     facts = ErrorFacts(type(error).__name__, error.message, _hint(error))
     if isinstance(error, Denied):
         from agent_sandbox.policy.decide import granting, lifting

@@ -1,7 +1,7 @@
-"""The command line on other systems than Linux.
+"""The command line on systems other than Linux.
 
-Sandboxes of commands, diffs and promotions need Linux's namespaces and overlays. Elsewhere, Python code runs inside WebAssembly, from
-Python: one wall instead of two.
+Commands, diffs and promotions need Linux's namespaces and overlays. Elsewhere, only the Python SDK runs code, inside WebAssembly and
+without isolation by the kernel.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _SECOND_WALL = "use Linux for both walls: a virtual machine, a container in one,
 
 
 def doctor_elsewhere() -> DoctorResult:
-    """Check what works here."""
+    """Check the features that work on this system, and return the result of `doctor`."""
     check_system()
     return DoctorResult.of(_rows(), f"{platform.system() or sys.platform} {platform.release()}")
 
 
 def setup_elsewhere() -> VerbResult:
-    """Compile the interpreter for WebAssembly."""
+    """Compile the WebAssembly interpreter."""
     from agent_sandbox.cli.commands.setup import SetupResult, compile_wasm  # one verb of several
 
     check_system()
@@ -50,7 +50,7 @@ def _rows() -> list[CheckRow]:
 
 
 def _one_wall() -> CheckRow:
-    """Run a line of Python inside WebAssembly."""
+    """Test a line of Python inside WebAssembly."""
     name, gives = "wasm", "Python code inside WebAssembly, with one wall and none of the machine's files"
     launch = Launch(PythonCode("print('works')"), MountPlan(ThrowAway(0), ()), "/tmp", {}, _LIMITS, frozenset(), writable=False)
     try:

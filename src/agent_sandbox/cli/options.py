@@ -1,7 +1,7 @@
 """The options of each verb as typed values, read once from the parsed line.
 
 Only this module, the grammar and the parser know how options are spelled. Each `read` raises `UsageError` for options that do not go
-together, and `PolicyError` for values that cannot be understood. It loads nothing: `run` reads its options before its keeper is forked.
+together, and `PolicyError` for values that cannot be understood. It imports little: `run` reads its options before it forks.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class CommonOptions:
 
 @dataclass(frozen=True)
 class PolicyOptions:
-    """Options that change the policy. `limits` are those that it changes, by the names of `policy.model.Limits`."""
+    """Options that change the policy. `limits` are the changed limits, by their names in `policy.model.Limits`."""
 
     limits: tuple[tuple[str, float | None], ...] = ()
     allow: tuple[str, ...] | None = None  # programs; None for all
@@ -68,7 +68,7 @@ class PolicyOptions:
 
 @dataclass(frozen=True)
 class ShowOptions:
-    """Which changes are shown, and how."""
+    """Options that select the changes to show, and their format."""
 
     form: Form = "unified"
     everything: bool = False
@@ -90,7 +90,7 @@ class ShowOptions:
 
 @dataclass(frozen=True)
 class CommandOptions:
-    """Options of `run`, `code`, `sim` and `diff`. `collect` keeps the output for the result instead of passing it on."""
+    """Options of `run`, `code`, `sim` and `diff`. With `collect`, the output is kept for the result instead of being printed."""
 
     command: tuple[str, ...] = ()
     project: str | None = None
@@ -147,12 +147,12 @@ class CommandOptions:
 
     @property
     def isolation(self) -> str:
-        """The wanted runtime. Determinism and fuel are for code inside WebAssembly."""
+        """The runtime to use. By default "process"; "auto" for a deterministic run or a fuel limit, which only WebAssembly supports."""
         return self.runtime or ("auto" if self.policy.deterministic or self._has_fuel else "process")
 
     @property
     def terminal(self) -> bool:
-        """Whether the program may have a terminal. WebAssembly offers none."""
+        """Whether the program may have a terminal. Programs inside WebAssembly have none."""
         return not (self.policy.deterministic or self._has_fuel or self.runtime == "wasm")
 
     @property
@@ -194,7 +194,7 @@ class ReplayOptions:
 
 @dataclass(frozen=True)
 class SandboxOptions:
-    """Options of the verbs about the project's sandbox as a whole. `names` are snapshots."""
+    """Options of `status`, `reset` and the snapshot verbs. `names` are names of snapshots."""
 
     project: str | None = None
     policy: PolicyOptions = PolicyOptions()
@@ -311,7 +311,7 @@ class PolicyVerbOptions:
 
 @dataclass(frozen=True)
 class LogOptions:
-    """Options of `log`. `limit` is the number of newest entries, None for all. `collect` keeps them for the result."""
+    """Options of `log`. `limit` is the number of newest entries; None for all. `collect` keeps the entries for the result."""
 
     since: float | None = None
     until: float | None = None
@@ -356,7 +356,7 @@ class LogOptions:
 
 @dataclass(frozen=True)
 class LogVerifyOptions:
-    """Options of `log verify`. Without a file it is about this user's ledger."""
+    """Options of `log verify`. Without a file, this user's ledger is verified."""
 
     file: str | None = None
     keys: str | None = None
@@ -371,7 +371,7 @@ class LogVerifyOptions:
 
 @dataclass(frozen=True)
 class ApproveOptions:
-    """Options of `approve` and `deny`. `allow` is the answer on the line, None to ask for it."""
+    """Options of `approve` and `deny`. `allow` is the answer given on the command line; None if the user must be asked."""
 
     digest: str | None = None
     allow: bool | None = None
@@ -491,14 +491,14 @@ class VerifyOptions:
 
 
 def _command(request: Request) -> tuple[str, ...]:
-    """Return the words as a command: a single word is a line for bash."""
+    """Return the arguments as a command. A single argument is a command line for bash."""
     if request.verb in ("code", "policy"):
         return ()
     return request.words if request.separated or len(request.words) != 1 else ("bash", "-c", request.words[0])
 
 
 def _names(request: Request, option: str) -> tuple[str, ...]:
-    """Return the names in an option that takes several: with commas, with blanks, or given more than once."""
+    """Return the names in an option that takes several, separated by commas or blanks, or in repeated options."""
     return tuple(name for value in request.values(option) for name in value.replace(",", " ").split())
 
 
@@ -521,7 +521,7 @@ def _seed(text: str | None) -> int:
 
 
 def _moment(option: str, text: str | None) -> float | None:
-    """Read a moment: `2026-11-16`, `2026-11-16T06:30`, or how long ago: `90s`, `30m`, `2h`, `7d`."""
+    """Return a time as seconds since 1970. Reads a date (`2026-11-16`, `2026-11-16T06:30`) or a time ago (`90s`, `30m`, `2h`, `7d`)."""
     import time
     from datetime import datetime
 
@@ -548,7 +548,7 @@ _NONE = "none"
 
 
 def read_size(option: str, text: str) -> int | None:
-    """Read bytes: `512M`, `2GiB` or `1000`; None for `none`. Raises `PolicyError`, as the next two do."""
+    """Read a number of bytes: `512M`, `2GiB` or `1000`; None for `none`. Raises `PolicyError` for any other text."""
     lowered = text.strip().lower()
     if lowered == _NONE:
         return None
@@ -558,13 +558,13 @@ def read_size(option: str, text: str) -> int | None:
 
 
 def read_seconds(option: str, text: str) -> float | None:
-    """Read seconds: `30`, `1.5`, `5m` or `1h`; None for `none`."""
+    """Read a duration in seconds: `30`, `1.5`, `5m` or `1h`; None for `none`. Raises `PolicyError` for any other text."""
     lowered = text.strip().lower()
     return None if lowered == _NONE else _scaled(option, text, lowered, _TIMES, "a time such as 30, 5m, 1h or none")
 
 
 def read_count(option: str, text: str) -> int | None:
-    """Read a whole number; None for `none`."""
+    """Read a whole number; None for `none`. Raises `PolicyError` for any other text."""
     lowered = text.strip().lower()
     if lowered == _NONE:
         return None

@@ -1,7 +1,8 @@
 """Parse the command line into a verb, its words and its options.
 
-Written by hand because the rules are few and start-up counts: options stand before or after the verb, and for `run` everything from the
-first word of the command on belongs to that command. An option that is unknown, or that belongs to another verb, is an error.
+Written by hand, because the rules are few and a library would take longer to load. Options stand before or after the verb. For `run`,
+everything from the first word of the command on belongs to that command. An option that is unknown, or that belongs to another verb, is an
+error.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def parse(argv: Sequence[str]) -> Request:
 
 
 def _take_options(line: list[str], given: dict[str, list[str]]) -> str | None:
-    """Move the leading options of the line to `given` and take the next word; None at the end of the line."""
+    """Move the leading options of `line` to `given`. Then remove and return the next word; None at the end of the line."""
     while line:
         word = line.pop(0)
         if word in ("-", "--") or not word.startswith("-"):

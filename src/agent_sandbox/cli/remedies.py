@@ -1,6 +1,6 @@
-"""The result of checking a machine, and the remedy for what it refuses, from what the kernel shows in /proc.
+"""Remedies for a machine on which sandboxes do not work, derived from settings in /proc.
 
-Only words come from here. Whether something works is tried out (`kernel.probes`); this explains a failure, with its remedy.
+This module only explains failures. `kernel.probes` finds out, by trying, which features work.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OLDEST_FOR_ROOT = (5, 19)  # overlays over idmapped mounts
 
 @dataclass(frozen=True)
 class CheckRow:
-    """One check of the machine: its purpose (`gives`), what the check showed (`found`), and what to do unless it is ok."""
+    """One check of the machine: the benefit of the feature (`gives`), the finding (`found`), and the remedy if it is not ok."""
 
     name: str
     status: Literal["ok", "weaker", "missing"]
@@ -35,7 +35,7 @@ class CheckRow:
 
     @property
     def fatal(self) -> bool:
-        """Whether nothing can run without it."""
+        """Whether this check failed and no sandbox can run because of that."""
         return self.required and self.status == "missing"
 
 
@@ -51,7 +51,7 @@ class DoctorResult(VerbResult):
 
     @property
     def code(self) -> int:
-        """1 if something required is missing."""
+        """1 if something required is missing, else 0."""
         return 0 if self.usable else 1
 
     def text(self, console: Console) -> None:
@@ -76,7 +76,7 @@ class DoctorResult(VerbResult):
 
 @dataclass(frozen=True)
 class Situation:
-    """Facts about the machine that need no trial."""
+    """Facts about the machine that can be read without trying anything."""
 
     release: str  # of the kernel, as uname says it
     root: bool
@@ -89,7 +89,7 @@ class Situation:
 
     @classmethod
     def look(cls) -> Situation:
-        """Read them from this machine."""
+        """Read these facts from this machine."""
         release = os.uname().release
         lowered = release.lower()
         status = _read("/proc/self/status")
@@ -112,7 +112,7 @@ class Situation:
 
     @property
     def name(self) -> str:
-        """The machine in words, for the head of a report."""
+        """A description of the machine, for the head of a report."""
         parts = [f"Linux {self.release}", "as root" if self.root else "as an ordinary user"]
         parts += [f"in a container ({self.container})"] if self.container else []
         parts += [f"under WSL{self.wsl}"] if self.wsl else []
@@ -120,12 +120,12 @@ class Situation:
 
 
 def remedy_here() -> str:
-    """Return the remedy for a sandbox that could not be built on this machine; empty if none is known."""
+    """Return a remedy for this machine's obstacle to user namespaces and mounts; empty if none is known."""
     return remedy(Situation.look())
 
 
 def remedy(here: Situation) -> str:
-    """Return the remedy for the first obstacle to user namespaces and mounts; empty if there is none."""
+    """Return a remedy for the first obstacle to user namespaces and mounts; empty if none is known."""
     if here.wsl == 1:
         return "WSL1 has no namespaces: convert the distribution with: wsl --set-version NAME 2"
     if here.version < OLDEST:
@@ -158,7 +158,7 @@ def remedy(here: Situation) -> str:
 
 
 def idmapping_remedy(here: Situation) -> str:
-    """Return the remedy for root on a root filesystem that cannot be idmapped."""
+    """Return a remedy for a root filesystem without support for idmapped mounts, which sandboxes started by root need."""
     if here.container:
         return "the root filesystem of a container is an overlay, which cannot be idmapped: run this as an ordinary user"
     return "run this as an ordinary user, or on a root filesystem that can be idmapped (ext4, xfs, btrfs; Linux 5.12 to 5.15 and later)"

@@ -1,7 +1,7 @@
-"""Results of verbs as values: facts, without text and without live handles. The text of a result is printed by its `text`, its document by
-`render.json`; `main` chooses.
+"""Results of verbs as values: facts, without text and without live handles.
 
-The fields of a result are the fields of its document, in the same order. `docs/schemas/` is generated from their types.
+A result's method `text` prints it as text, and `render.json` as a JSON document; `main` chooses. The fields of a result are the fields of
+its document, in the same order. `docs/schemas/` is generated from their types.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ if TYPE_CHECKING:
 
 
 class VerbResult(Protocol):
-    """The result of a verb. `kind` names its document, which is already written if it is `streamed`."""
+    """The result of a verb. `kind` names its JSON document. If `streamed`, the document was already written by the verb."""
 
     kind: ClassVar[str]
     streamed: ClassVar[bool] = False
 
     @property
     def code(self) -> int:
-        """The exit code of the program: the field `exit`, if there is one."""
+        """The exit code for this result: its field `exit`, or 0 without such a field."""
         code: int = getattr(self, "exit", 0)
         return code
 
     def text(self, console: Console) -> None:
-        """Print it for people: data on standard output, messages on standard error."""
+        """Print the result for people: data on standard output, messages on standard error."""
 
 
 class Omitted:
-    """The value of a field that is left out of the document."""
+    """The type of `OMITTED`, the value of a field that is left out of the document."""
 
 
 OMITTED = Omitted()
 
 
 class PathName(str):
-    """A path. In a document a second field, `…_hex`, follows if it is not UTF-8."""
+    """A path. If it is not UTF-8, a second field `…_hex` in the document holds its exact bytes."""
 
 
 @dataclass(frozen=True)
@@ -71,14 +71,17 @@ class NodeFacts:
 
     @classmethod
     def of(cls, node: Node) -> NodeFacts:
-        """Return the facts of a node."""
+        """Return the facts about a node."""
         target = PathName(node.target) if node.target else OMITTED
         return cls(node.type, f"{node.mode:04o}", node.uid, node.gid, node.size, target)
 
 
 @dataclass(frozen=True)
 class ChangeFacts:
-    """One change of a path. Results hold `Change`; the document is made of this."""
+    """One change of a path, with the state before and after it.
+
+    Results hold a `Change`, which is turned into this type for the document.
+    """
 
     inline = True  # its fields stand among those of the value that holds it
 
@@ -95,7 +98,7 @@ class ChangeFacts:
 
     @classmethod
     def of(cls, change: Change) -> ChangeFacts:
-        """Return the facts of a change."""
+        """Return the facts about a change."""
         return cls(
             PathName(change.path),
             change.kind,
@@ -112,7 +115,7 @@ class ChangeFacts:
 
 @dataclass(frozen=True)
 class PromotionFacts:
-    """A promotion, or the undo of one, that was carried out."""
+    """A completed promotion, or a completed undo of one."""
 
     inline = True
 
@@ -126,7 +129,7 @@ class PromotionFacts:
 
 @dataclass(frozen=True)
 class DeclinedResult(VerbResult):
-    """The person at the terminal said no. Nothing was changed."""
+    """The user declined at the terminal. Nothing was changed."""
 
     kind = "declined"
 
@@ -139,7 +142,7 @@ class DeclinedResult(VerbResult):
 
 @dataclass(frozen=True)
 class RefusalFacts:
-    """The reason of a refusal, and the command lines by which a person would permit the action."""
+    """The reason for a refusal, and the commands with which a person could permit the action."""
 
     rule: str
     why: str
@@ -151,7 +154,7 @@ class RefusalFacts:
 
 @dataclass(frozen=True)
 class ErrorFacts:
-    """An error: its class, what happened and what to do."""
+    """An error: its class, its message and a hint."""
 
     kind: str
     message: str
@@ -161,7 +164,7 @@ class ErrorFacts:
 
 @dataclass(frozen=True)
 class ErrorResult(VerbResult):
-    """A failure on our side, or a refusal. Nothing of the guest has run."""
+    """A failure of this program, or a refusal. Nothing was run in a sandbox."""
 
     kind = "error"
 

@@ -36,7 +36,7 @@ _MOST_DIRECTORIES = 5000  # examined in one sweep
 
 @dataclass(frozen=True)
 class Hierarchy:
-    """One cgroup tree. On v1, `controllers` are those of the tree. On v2 it is empty, because each directory has its own controllers."""
+    """One cgroup tree. On v1, `controllers` are those of the tree. On v2 `controllers` is empty, because each directory has its own."""
 
     version: int
     controllers: frozenset[str]
@@ -96,7 +96,10 @@ def group_name(keeper: int, unique: str) -> str:
 
 
 def is_forgotten(name: str) -> bool:
-    """Return whether a name is ours and its keeper is gone. False for a name from another pid namespace: its keeper is invisible here."""
+    """Return whether this is the name of a cgroup that we made, for a keeper that is gone now.
+
+    False for a name from another pid namespace, because the keeper is invisible from here.
+    """
     words = name.removeprefix(PREFIX).split("-", 3)
     if not name.startswith(PREFIX) or len(words) < 4 or not all(word.isdecimal() for word in words[:3]):
         return False
@@ -108,9 +111,9 @@ def is_forgotten(name: str) -> bool:
 
 
 def offer(hierarchy: Hierarchy, place: str) -> tuple[frozenset[str] | None, str]:
-    """Return the controllers that a new cgroup in `place` has, and the reason why a limiting controller is missing, or "".
+    """Return the controllers that a new cgroup in `place` would have, and the reason why a limiting controller is missing, or "".
 
-    The controllers are None if this process may move no process into such a cgroup.
+    The controllers are None if this process is not permitted to move processes into such a cgroup.
     """
     if hierarchy.version == 1:
         return hierarchy.controllers, ""
@@ -165,7 +168,7 @@ def _pid_namespace() -> int:
 
 
 def _own_directory(mount: Mount, path: str) -> str:
-    """Return the directory of cgroup `path`.
+    """Return the directory where this mount shows the cgroup `path`.
 
     In a container the mount may show only a part of the tree. If the path lies outside that part (or contains "/.."), return the top.
     """
@@ -177,7 +180,7 @@ def _own_directory(mount: Mount, path: str) -> str:
 
 @dataclass(frozen=True)
 class Part:
-    """A run's directory in one hierarchy, and its keeper's original cgroup (`home`)."""
+    """The part of a run's cgroup in one hierarchy: its directory (`path`), and the cgroup that the keeper was in before (`home`)."""
 
     path: str
     home: str
@@ -205,7 +208,7 @@ class Cgroup:
     missing: Mapping[str, str] = field(default_factory=dict)
 
     def join(self, pid: int = 0) -> None:
-        """Move a process in, by default the caller, with all its later forks. Raises OSError; then the process is not confined."""
+        """Move a process into the cgroup, by default the caller; its later forks are then inside, too. Raises OSError if that fails."""
         for part in self.parts:
             write(f"{part.path}/cgroup.procs", str(pid))
 
@@ -267,7 +270,7 @@ class Cgroup:
         return max(counts)
 
     def remove(self) -> bool:
-        """Remove the directories, waiting briefly for zombies to go. Return True if none is left. Never looks below them."""
+        """Remove the directories, waiting briefly for zombies to go. Return True if none is left. Never removes anything below them."""
         left = [part.path for part in self.parts]
         deadline = time.monotonic() + _PATIENCE
         while left := [path for path in left if not gone(path)]:
@@ -343,7 +346,7 @@ def create(
 
 
 def _adds_something(hierarchy: Hierarchy, parts: list[Part]) -> bool:
-    """Return whether a directory in this hierarchy adds anything to these parts.
+    """Return whether a directory in this hierarchy would add a limit, a counter or a way to kill that the other parts lack.
 
     A v2 directory always does: it counts CPU time and can kill all its processes, even without limits.
     """
@@ -356,7 +359,10 @@ def _adds_something(hierarchy: Hierarchy, parts: list[Part]) -> bool:
 
 
 def _make(hierarchy: Hierarchy, name: str) -> tuple[Part | None, str]:
-    """Make a directory in the place of this hierarchy that offers the most controllers. Return it, and why it has no more of them."""
+    """Make a cgroup directory in that place of the hierarchy which offers the most controllers.
+
+    Return the directory, or None if none could be made; and the reason why a controller is missing, or "".
+    """
     offers = [(place, *offer(hierarchy, place)) for place in hierarchy.places]
     reason = next((why for _, _, why in reversed(offers) if why), "")
     for place, controllers, _ in sorted(offers, key=lambda offer: -len(offer[1] or ())):
@@ -384,7 +390,7 @@ def _limit_memory(part: Part, value: int) -> None:
 
 
 def gone(path: str) -> bool:
-    """Remove one directory. Return True if it is gone, False while a process lives in it."""
+    """Remove one cgroup directory. Return True if it is gone, False while a process is in it."""
     try:
         os.rmdir(path)
     except FileNotFoundError:
@@ -395,7 +401,7 @@ def gone(path: str) -> bool:
 
 
 def _memory(part: Part) -> tuple[int, int, bool]:
-    """Return the peak, the number of out-of-memory kills, and whether memory ran out at this cgroup's own limit."""
+    """Return a cgroup's peak memory, its number of out-of-memory kills, and whether memory ran out at its own limit."""
     if part.version == 2:
         events = read(f"{part.path}/memory.events")
         return _number(part, "memory.peak"), _value(events, "oom_kill"), _value(events, "oom") > 0
@@ -435,7 +441,7 @@ def sweep(hierarchies: tuple[Hierarchy, ...]) -> int:
 
 
 def _ours(top: str) -> Iterator[str]:
-    """Yield directories with our prefix, anywhere in the tree, within a bound. Does not look inside them."""
+    """Yield the cgroup directories with our name prefix, anywhere in the tree, up to a maximum number. Does not look inside them."""
     left = _MOST_DIRECTORIES
     pending = [top]
     while pending and left > 0:

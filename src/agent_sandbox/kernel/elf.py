@@ -24,7 +24,7 @@ _LONGEST_LINE = 256  # bytes of a script's first line that the kernel reads
 
 @dataclass(frozen=True)
 class Object:
-    """An ELF program or shared library."""
+    """The parsed headers of an ELF program or shared library."""
 
     machine: int
     program: bool  # can be started: names a loader, has a fixed address, or is flagged as a program
@@ -35,7 +35,7 @@ class Object:
 
 
 def read(path: str) -> Object | None:
-    """Return the parsed file; None if it is not a program or library of this kind, or cannot be read."""
+    """Parse an ELF file. Return None if it is not a 64-bit little-endian program or library, or cannot be read."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -97,9 +97,9 @@ def _places(paths: Sequence[bytes], origin: str) -> Iterator[str]:
 
 
 def loader_of(binary: str) -> tuple[str, ...]:
-    """Return the path of a program's dynamic loader, as the program names it and resolved. The kernel executes the loader too.
+    """Return the path of a program's dynamic loader, as the program names it, and the resolved path if that differs.
 
-    Empty if the program has no loader.
+    The kernel executes the loader too. Empty if the program has no loader.
     """
     parsed = read(binary)
     return tuple(dict.fromkeys((parsed.loader, os.path.realpath(parsed.loader)))) if parsed is not None and parsed.loader else ()

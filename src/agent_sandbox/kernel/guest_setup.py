@@ -42,7 +42,7 @@ _handled_signals: list[int] = []  # signals without the default action in the ke
 
 @dataclass(frozen=True)
 class Seat:
-    """The descriptors of one run."""
+    """The sockets, pipes and other descriptors with which the init of one run starts."""
 
     control: socket.socket  # in: the request and orders; out: readiness and the exit
     payload: socket.socket  # to the guest alone
@@ -53,7 +53,7 @@ class Seat:
 
 @dataclass(frozen=True)
 class Identity:
-    """The identity of this keeper's guests.
+    """The user and group ids of a keeper's guests, and the cgroup hierarchies that this keeper found.
 
     For a keeper that is root, `userns` maps the machine's ids upwards by `shift`. Without root, guests have the uid and gid in `ids`.
     """
@@ -66,13 +66,13 @@ class Identity:
 
 
 def note_signals() -> None:
-    """Record which signals a new init must reset. Called once, in the keeper."""
+    """Record which signals have handlers, so that each new init can reset them. Called once, in the keeper."""
     catchable = [number for number in signal.valid_signals() if number not in (signal.SIGKILL, signal.SIGSTOP)]
     _handled_signals[:] = [number for number in catchable if signal.getsignal(number) is not signal.SIG_DFL]
 
 
 def become_init(seat: Seat, identity: Identity, program: Program) -> NoReturn:
-    """Be the init of one run, in a fresh child of the keeper that is pid 1 of its namespaces. Never returns, never raises."""
+    """Act as the init of one run, in a new child of the keeper that is pid 1 of its namespaces. Never returns, never raises."""
     try:
         _default_signals()
         sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -129,7 +129,7 @@ def _rules(request: dict[str, Any], plan: mount_plan.MountPlan, site: Site) -> l
 
 
 def _build_view(identity: Identity, plan: mount_plan.MountPlan) -> tuple[Site, int]:
-    """Build the guest's view and enter it. Return its site and a descriptor of the layers."""
+    """Build the guest's view of the file system and enter it. Return the `Site` it was built with, and a descriptor of the upper layers."""
     namespaces.enter_private_mounts()
     site = Site(identity.userns, identity.shift, userxattr=not identity.root)
     mount_steps.perform(plan, site)
@@ -142,7 +142,7 @@ def _build_view(identity: Identity, plan: mount_plan.MountPlan) -> tuple[Site, i
 
 
 def _give_up_identity(identity: Identity, control: socket.socket) -> None:
-    """Enter the guest's own user namespace. It lies inside the user namespace that owns the guest's mounts, network and processes.
+    """Enter the guest's own user namespace, which owns nothing: the mounts, network and processes belong to the namespace around it.
 
     Raises EOFError if the supervisor has gone.
     """
@@ -178,7 +178,7 @@ def _give_up_power(request: dict[str, Any]) -> None:
 
 
 def _open_terminal(size: tuple[int, int]) -> tuple[int, tuple[int, ...]]:
-    """Open a terminal on the guest's own devpts. The guest can never reach the caller's terminal."""
+    """Open a terminal on the guest's own devpts. Return the master, and three descriptors for the guest's standard streams."""
     master, slave = os.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
     return master, (slave, os.dup(slave), os.dup(slave))
@@ -244,6 +244,6 @@ def _explain(error: BaseException) -> str:
 
 
 def report_failure(control: socket.socket, error: BaseException) -> None:
-    """Tell the supervisor why no guest could be made. Never raises OSError."""
+    """Send the supervisor the reason why no guest could be made. Ignores OSError."""
     with suppress(OSError):  # the supervisor may have gone
         wire.send(control, {"kind": "failed", "why": _explain(error), "overtaken": isinstance(error, MountedBelow)})

@@ -29,10 +29,10 @@ FORGOTTEN = 900.0  # seconds after which a guest that never gets GO is ended
 
 
 class Watch:
-    """The guest's main program, and the limits that no kernel object enforces here: they are checked every tick."""
+    """Watches the guest's main program, and checks at every tick the limits that the kernel does not enforce here."""
 
     def __init__(self, guest: int, request: dict[str, Any], layers: int, private: Iterable[str], farewell: int | None) -> None:
-        """Prepare the checks. `private` are the view's own tmpfs directories; `farewell` is the pipe on which a guest reports its end."""
+        """Prepare the checks. `private` are the view's own tmpfs directories. On the pipe `farewell`, a wasm guest reports its own end."""
         self.guest = guest
         self.farewell = farewell
         self.read_afterwards = request["readable"]
@@ -55,7 +55,7 @@ class Watch:
         self.interval = TICK if watched else SLOW_TICK
 
     def take_farewell(self) -> int | None:
-        """Read the farewell and close its pipe. Return the program's status, or None if the guest ended without a farewell."""
+        """Read the guest's report of its end, and close the pipe. Return the program's status, or None if there was no report."""
         assert self.farewell is not None
         words = os.read(self.farewell, FAREWELL.size)
         os.close(self.farewell)
@@ -66,7 +66,7 @@ class Watch:
         return int(status)
 
     def look(self) -> tuple[str, str]:
-        """Return the reason to end the run and the limit that was reached. If no limit was reached, return "exited" and an empty string."""
+        """Check the limits. Return the reason to end the run and the limit that was reached; "exited" and "" if none was reached."""
         if self.interval != TICK:
             return "exited", ""
         if self.cpu is not None and self._meter.seconds() > self.cpu:
@@ -77,9 +77,10 @@ class Watch:
         return "exited", ""
 
     def count_processes(self, *, ended: bool = False) -> None:
-        """Note whether the process limit is reached. `ended`: the main program has just ended, and is counted as one more process.
+        """Note whether the process limit is reached. With `ended`, the main program has just ended, and is counted as one more process.
 
-        Without a cgroup the kernel refuses a process above the limit, but does not count refusals. So the number of tasks decides.
+        Without a cgroup the kernel refuses processes above the limit, but does not report it. So the number of tasks is compared with the
+        limit.
         """
         if self.processes is not None and not self.crowded:
             self.crowded = usage.task_count() + ended >= self.processes
@@ -102,7 +103,7 @@ class Watch:
         }
 
     def _met(self) -> list[str]:
-        """Return the limits that were reached without ending the run. The kernel refused the program something; the caller learns why."""
+        """Return the limits that the run reached without being ended: the kernel only refused disk space or a process."""
         return [name for name, met in (("disk", self._full()), ("processes", self.crowded)) if met]
 
     def _full(self) -> bool:
@@ -121,10 +122,9 @@ def watch_over(watch: Watch, control: socket.socket, keeper: int, supervisor: in
 
 
 def _step_aside(control: socket.socket) -> None:
-    """Wait until the supervisor has closed its end, and a moment longer.
+    """Wait before exiting, until the supervisor has closed its end of the socket, and a moment longer.
 
-    Nothing of the guest lives any more. When init exits, the kernel tears down its namespaces, on cores that the supervisor needs now to
-    receive the outcome.
+    The guest has ended. When init exits, the kernel removes its namespaces, which would compete with the supervisor for the processor.
     """
     poller = select.poll()
     poller.register(control, select.POLLIN)
@@ -213,7 +213,7 @@ def _reap(guest: int) -> int | None:
 
 
 def _end_everything(guest: int, *, wait: bool) -> int:
-    """Kill every other process of the namespace. Return the main program's status, or SIGKILL if this function did not reap the program.
+    """Kill every other process of the namespace. Return the main program's status; SIGKILL if that is unknown.
 
     With `wait`, return once all processes are gone. All are descendants of init: when init has no child, no other process exists. A killed
     process executes nothing more, but a reader of the run's files needs the process gone. Without `wait`, return at once: the kernel takes

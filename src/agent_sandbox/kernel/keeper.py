@@ -46,7 +46,7 @@ class _Run:
 
 @dataclass
 class _Watched:
-    """Layers on disk, their size limit, and the descriptor (`tell`) on which to report that the layers exceed the limit."""
+    """Layers on disk to measure, their size limit, and a pipe (`tell`) that gets a byte when they exceed the limit."""
 
     layers: str
     limit: int
@@ -55,7 +55,10 @@ class _Watched:
 
 
 def serve(link: socket.socket, supervisor: int, program: Program) -> None:
-    """Be the keeper of a supervisor, given as a pidfd. Send "ready" over the link and serve until the end; on failure send the reason."""
+    """Run the keeper for a supervisor, given as a pidfd, until the end.
+
+    First send "ready" over the link; if preparations fail, send the reason instead and return.
+    """
     try:
         identity = _identify()
     except OSError as error:
@@ -66,7 +69,7 @@ def serve(link: socket.socket, supervisor: int, program: Program) -> None:
 
 
 def _identify() -> Identity:
-    """Prepare once what all guests share: cgroup hierarchies, and the id mapping or, without root, the outer user namespace."""
+    """Prepare what all guests share: the cgroup hierarchies, and the id mapping or, without root, the outer user namespace."""
     hierarchies = cgroups.here()
     cgroups.sweep(hierarchies)  # left by keepers that were killed before they could clean up
     if os.geteuid() == 0:
@@ -77,7 +80,7 @@ def _identify() -> Identity:
 
 
 class Keeper:
-    """The server of the orders that arrive as packets on the link."""
+    """Receives the supervisor's orders as packets on the link, and carries them out: start, watch and release runs."""
 
     def __init__(self, link: socket.socket, supervisor: int, identity: Identity, program: Program) -> None:
         self._link = link
@@ -154,7 +157,7 @@ class Keeper:
                 os.kill(run.pid, signal.SIGKILL)
 
     def _patience(self) -> float | None:
-        """Return the milliseconds until the next timed work, or None. When leaving, poll often: a lost signal would go unnoticed."""
+        """Return the milliseconds until the next timed work; None if there is none. Short while leaving, in case a signal is lost."""
         if self._leaving:
             return _CLEARING_TICK * 1000
         now = time.monotonic()
@@ -197,7 +200,7 @@ class Keeper:
 
 
 def _polled(poller: select.poll, patience: float | None) -> dict[int, int]:
-    """Return the ready descriptors. Survive a brief shortage of kernel memory: a dying keeper would leave its cgroups behind."""
+    """Return the ready descriptors. A brief shortage of kernel memory is no error: if the keeper died, its cgroups would remain."""
     try:
         return dict(poller.poll(patience))
     except OSError:
@@ -206,9 +209,9 @@ def _polled(poller: select.poll, patience: float | None) -> dict[int, int]:
 
 
 def _disk_bytes(path: str) -> int:
-    """Return the bytes in a tree.
+    """Return the bytes that a directory tree uses on disk.
 
-    For a tree that cannot be measured, for example because it is gone, return more than any limit. Then this run ends, and no other.
+    If the tree cannot be measured, for example because it is gone, return more than any limit, which ends only its own run.
     """
     try:
         directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -1,11 +1,11 @@
 """Landlock: file access rules that the kernel enforces on a process and its descendants, independent of mounts.
 
-A second wall behind the view. It forbids creating devices, and ioctls on devices outside /dev. It keeps writes beneath named directories
-where the view should be read-only. It keeps signals and abstract sockets within the run.
+Landlock is a second wall behind the view. It forbids creating devices, and ioctls on devices outside /dev. It keeps writes beneath named
+directories where the view should be read-only. It keeps signals and abstract sockets within the run.
 
-Not promised: that only `executable` files run. A program can be started through the loader (`ld.so program`) or from memory, which
-Landlock does not see; the rule stops an ordinary execve and no more. Rules refer to directories, not to names, so a process whose root is
-replaced later loses its grants. Descriptors opened earlier keep their rights.
+Not promised: that only `executable` files run. A program can be started through the loader (`ld.so program`) or from memory, which Landlock
+does not see; the rule stops an ordinary execve and no more. Rules refer to directories, not to names, so a process whose root is replaced
+later loses its grants. Descriptors opened earlier keep their rights.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Grant:
 
 @dataclass(frozen=True)
 class Ruleset:
-    """The forbidden rights (`handled`), their exceptions (`grants`), and the protections this kernel is too old for (`left_out`)."""
+    """Landlock rules: the forbidden rights (`handled`), the exceptions (`grants`), and protections that this kernel lacks (`left_out`)."""
 
     handled: tuple[str, ...]
     grants: tuple[Grant, ...]

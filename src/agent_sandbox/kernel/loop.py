@@ -69,7 +69,10 @@ def attach(file: int) -> LoopDevice:
 
 
 def find(file: tuple[int, int]) -> LoopDevice | None:
-    """Return the loop device of a file, given by device and inode, or None. The loop device stays attached while the result is open."""
+    """Return the loop device of a file, given by device and inode; None if the file has none.
+
+    The loop device stays attached while the result is open.
+    """
     for name in os.listdir(_DEVICES):
         if name.startswith("loop") and os.path.exists(f"{_DEVICES}/{name}/loop"):
             try:
@@ -150,7 +153,10 @@ def complement(pieces: list[Extent], size: int) -> list[tuple[int, int]]:
 
 
 def fill(top: int, image_bytes: int, keep_bytes: int) -> list[tuple[int, int]]:
-    """Make ballast and spare in a new image; leave `keep_bytes` free. Return the ranges the disk must allocate: all outside the ballast."""
+    """Create the ballast file and the spare file in a new image, and leave `keep_bytes` free.
+
+    Return the ranges of the image that must be allocated on the disk: all outside the ballast.
+    """
     with _opened(top, SPARE) as spare:
         os.posix_fallocate(spare.fileno(), 0, SPARE_BYTES)
     space = os.fstatvfs(top)
@@ -170,7 +176,7 @@ def used_bytes(top: int) -> int:
 
 
 def restrict(top: int, limit_bytes: int) -> None:
-    """Grow the ballast until the free space is at most the part of the limit that is not used yet."""
+    """Grow the ballast file, so that the sandbox cannot use more than `limit_bytes` of the image."""
     space = os.fstatvfs(top)
     surplus = space.f_bavail * space.f_frsize - max(0, limit_bytes - used_bytes(top))
     if surplus < space.f_frsize:
@@ -194,7 +200,7 @@ def give(top: int, image: int, wanted_bytes: int) -> int:
 
 
 def make_room_for_directories(top: int) -> None:
-    """Release the spare if less than its size is free. `take_spare` takes it back."""
+    """Release the spare file if the image is nearly full, so that overlays have room for their directories. `take_spare` reverses it."""
     space = os.fstatvfs(top)
     if space.f_bavail * space.f_frsize < SPARE_BYTES:
         with _opened(top, SPARE) as spare:
@@ -202,7 +208,7 @@ def make_room_for_directories(top: int) -> None:
 
 
 def take_spare(top: int) -> None:
-    """Allocate a released spare again, if enough space is free."""
+    """Allocate the released spare file again, if there is enough free space."""
     with _opened(top, SPARE) as spare, suppress(OSError):
         if os.fstat(spare.fileno()).st_size < SPARE_BYTES:
             os.posix_fallocate(spare.fileno(), 0, SPARE_BYTES)

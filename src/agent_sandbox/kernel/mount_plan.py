@@ -33,7 +33,7 @@ DIGEST = "~"  # prefix of the digest that replaces a longer name; a quoted path 
 
 @dataclass(frozen=True)
 class PathMask:
-    """A name hidden in an overlay's lower layer, even if it appears later. `keep` shows the directory itself, but empty."""
+    """A path to hide in an overlay's lower layer, even if it is created later. With `keep`, the directory is shown, but empty."""
 
     path: str  # relative to the overlay
     keep: bool = False
@@ -65,7 +65,7 @@ class OnDisk:
 
 @dataclass(frozen=True)
 class InImage:
-    """Upper layers in an attached image. The run writes to one generation; the generations below it are frozen.
+    """Upper layers in an attached image. The run writes to the newest generation of layers; earlier generations are frozen.
 
     The space in the image is the disk limit. Files in the image belong to the same ids as in `OnDisk`.
     """

@@ -1,4 +1,4 @@
-"""The steps of a mount plan, carried out: one function per kind of step, in a fresh mount namespace, before the guest exists.
+"""Carry out the steps of a mount plan in a fresh mount namespace, before the guest exists: one function per kind of step.
 
 The current directory is the staging tmpfs (see `mount_plan`). Helpers that several steps share are in `mount_tools`.
 """
@@ -73,8 +73,8 @@ PROC_READONLY = ("bus", "fs", "irq", "pressure", "sys")  # pressure: a writer ma
 def _sized(size_bytes: int) -> str:
     """Return mount options that bound a tmpfs in bytes and in entries.
 
-    Entries count because an empty file uses no block but costs the kernel a kilobyte of memory. The bound is twice the possible number of
-    non-empty files.
+    Entries are limited too, because an empty file uses no block but costs the kernel a kilobyte of memory. The bound is twice the possible
+    number of non-empty files.
     """
     return f"size={size_bytes},nr_inodes={max(1024, size_bytes // 2048)}"
 
@@ -259,9 +259,10 @@ def _fill_devices(dev: str, shm_bytes: int, flags: int) -> None:
 
 
 def _make_device(name: str, place: str) -> None:
-    """Make a device node of our own, because a bound node of the machine shares locks and timestamps and shows who else opens it.
+    """Make a new device node. A bound node of the machine would share locks and timestamps, and show who else opens it.
 
-    A user namespace may not create device nodes, so without root the machine's node is bound instead. The type check uses the opened file.
+    A user namespace may not create device nodes, so without root the machine's node is bound instead. It is first checked to be a character
+    device.
     """
     try:
         os.mknod(place, stat.S_IFCHR, os.makedev(*DEVICES[name]))

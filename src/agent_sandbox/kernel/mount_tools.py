@@ -25,7 +25,7 @@ class MountedBelow(OSError):
 
 @dataclass
 class Site:
-    """The state of one plan while it is carried out in the staging tmpfs. `shift` is added to every id; 0 keeps ids."""
+    """The state of a mount plan while its steps are carried out. `shift` is added to every user and group id."""
 
     userns: int | None  # maps the machine's ids to the guest's, for idmapped mounts; None keeps ids
     shift: int
@@ -44,7 +44,7 @@ class Site:
 
     @property
     def flags(self) -> int:
-        """The flags of every mount of the view."""
+        """The mount flags that every mount of the view has."""
         return QUIET if self.executable else QUIET | sc.MS_NOEXEC
 
     @property
@@ -158,7 +158,7 @@ def _bind_over(source: str, parent: int, name: str, userns: int | None) -> bool:
 
 
 def attach_clone(source: str, place: str, userns: int | None, *, writable: bool, executable: bool = True) -> None:
-    """Attach a private copy of one mount, without its submounts. `userns` maps the machine's ids to the guest's."""
+    """Attach a private copy of the mount at `source`, without its submounts, at `place`. `userns` maps the machine's ids to the guest's."""
     with clone_of(source, userns, writable=writable, executable=executable) as fd:
         sc.move_mount(fd, place)
 
@@ -197,7 +197,7 @@ def _move_ids(fd: int, userns: int, source: str, flags: int = 0) -> None:
 
 
 def mount_overlay(lowers: list[str], key: str, target: str, writable: bool, site: Site) -> None:
-    """Mount an overlay at a target of the guest's root. Raises OSError."""
+    """Mount an overlay of these lower layers at a target of the guest's root. `key` names its upper layer. Raises OSError."""
     lowers = [*_frozen(key, site), *lowers]
     options = f"lowerdir={':'.join(lowers)}"
     if writable:
@@ -222,7 +222,7 @@ def mount_overlay(lowers: list[str], key: str, target: str, writable: bool, site
 
 
 def _frozen(key: str, site: Site) -> list[str]:
-    """Return short links to the frozen layers of an overlay, uppermost first. Mount options must fit one page, and a key may be long."""
+    """Return short symbolic links to the frozen layers of an overlay, uppermost first, because the mount options must fit in one page."""
     paths = []
     for generation in site.frozen:
         if os.path.isdir(f"{generation}/{key}/upper"):
@@ -233,7 +233,7 @@ def _frozen(key: str, site: Site) -> list[str]:
 
 
 def _make_upper(upper: str, like: str) -> None:
-    """Make an upper directory atomically: a kill half-way leaves no layer whose mode and owner differ from the layer below."""
+    """Make an upper directory atomically: a kill half-way leaves no directory whose mode or owner differs from those of `like`."""
     new = f"{upper}.new"
     with suppress(FileNotFoundError):
         os.rmdir(new)
@@ -251,8 +251,8 @@ def fill_mask_layer(layer: str, lower: str, masks: Sequence[PathMask], site: Sit
     """Fill a mask layer: a whiteout or an empty opaque directory per mask, and parents with the mode and owner of the real parents.
 
     If parents are missing, the topmost missing parent gets the whiteout: a directory that does not exist must not appear. Most of the
-    hundreds of masked paths do not exist, so each parent is examined once. Wider masks must come before narrower masks. Raises OSError if
-    the order is wrong, or if a link has taken the place of a parent.
+    hundreds of masked paths do not exist, so each parent is examined once. Wider masks must come before narrower masks. `stand_ins` are
+    directories to make in the layer as well. Raises OSError if the order is wrong, or if a link has taken the place of a parent.
     """
     parents: dict[str, bool] = {"": True}  # True: made in the layer; False: hidden as a whole, or not a directory
 

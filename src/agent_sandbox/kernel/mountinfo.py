@@ -134,7 +134,7 @@ def _parts(path: str) -> list[str]:
 
 
 def _below(parent: str, path: str) -> str | None:
-    """Return `path` relative to `parent`, by whole components: "" if equal, None if not below."""
+    """Return `path` relative to `parent`: "" if they are equal, None if `path` is not below `parent`."""
     if parent == path:
         return ""
     prefix = parent.rstrip("/") + "/"

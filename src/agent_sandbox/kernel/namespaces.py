@@ -1,8 +1,8 @@
 """Namespaces and capabilities(7): user namespaces, the private mount namespace with its new root, the loopback device, dropped privileges.
 
-Ownership is the point. The mount, pid, network, ipc and uts namespaces belong to the user namespace in which they are made. As root, that
-is the machine's user namespace; without root, an outer user namespace of ours. The guest then enters its own user namespace *inside* the
-owner. So even a guest with every capability of its own user namespace has no power over its mounts, its network or its init.
+The owner of each namespace matters. The mount, pid, network, ipc and uts namespaces belong to the user namespace in which they are made. As
+root, that is the machine's user namespace; without root, an outer user namespace of ours. The guest then enters its own user namespace
+*inside* the owner. So even a guest with every capability of its own user namespace has no power over its mounts, its network or its init.
 
 Capabilities are dropped for good, with every way by which a program started later could regain them. A kept capability applies to the
 process's user namespace. In a guest's own namespace it covers the guest's own ids, mounts and network, and has no effect on the host.

@@ -4,7 +4,7 @@ System calls: the guest installs a notifying seccomp filter once and hands the l
 is the supervisor's end. DNS queries: before it drops its privileges, init opens sockets on port 53 of the guest's own network, which has no
 way out. The supervisor answers on these sockets.
 
-This observes; it is not a wall. The memory behind a call's arguments is read while the call waits, and read again by the kernel when it
+Observation is not a wall. The memory behind a call's arguments is read while the call waits, and read again by the kernel when it
 continues: another thread may have changed it in between. Nothing is refused here, and no protection may depend on the observation.
 
 Opened files: fanotify(7), as root. The mark is on the filesystem, so it covers all its mounts in every namespace: on a guest's overlay it
@@ -76,7 +76,7 @@ class Nameservers:
 
 
 def begin(payload: socket.socket) -> None:
-    """In the guest: start being observed. Return once the supervisor holds the listener and this process no longer does.
+    """In the guest: install the observing filter. Return once the supervisor holds the listener and this process has closed its own.
 
     Raises EOFError if the supervisor has gone.
     """
@@ -90,7 +90,10 @@ def begin(payload: socket.socket) -> None:
 
 
 def take_listener(pid: int, number: int) -> int:
-    """In the supervisor: return a copy of the listener of a guest waiting in `begin`. Raises OSError if the host forbids it."""
+    """In the supervisor: return a copy of the listener, which is descriptor `number` of a guest that waits in `begin`.
+
+    Raises OSError if the host forbids it.
+    """
     handle = os.pidfd_open(pid)
     try:
         listener = sc.pidfd_getfd(handle, number)
@@ -105,7 +108,7 @@ def take_listener(pid: int, number: int) -> int:
 
 
 class NotifyListener:
-    """The supervisor's end of the listener. For one thread."""
+    """The supervisor's end of the listener, which receives a guest's system calls. Used by one thread only."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -128,7 +131,7 @@ class NotifyListener:
     def go_on(self, call: Call) -> bool:
         """Let the call continue. Return False if its caller has gone or was interrupted.
 
-        After False, memory read through the call's pid may belong to another process.
+        If False, discard what was read from the memory of the call's pid: it may belong to another process.
         """
         try:
             fcntl.ioctl(self.fd, _SEND, _ANSWER.pack(call[0], 0, 0, _CONTINUE))
@@ -139,12 +142,12 @@ class NotifyListener:
         return True
 
     def close(self) -> None:
-        """Close the listener. Observed calls of remaining processes then fail."""
+        """Close the listener. If processes of the guest remain, their observed calls then fail."""
         os.close(self.fd)
 
 
 def open_nameservers(notes: list[str]) -> Nameservers:
-    """In init, in the guest's network and view: listen at the name servers that the view's programs use. Failures become notes."""
+    """In init: open sockets on the name servers that programs of the view use. A failure adds a note to `notes`."""
     servers, search = configured()
     sockets: list[int] = []
     try:
@@ -214,7 +217,7 @@ def _is_address(text: str) -> bool:
 
 
 class Overflow(Exception):
-    """Raised if events were lost."""
+    """Raised if events about opened files were lost."""
 
 
 def watch_opens(path: str) -> int:

@@ -21,7 +21,7 @@ MEMORY_BYTES, PROCESSES = 64 << 20, 16  # arbitrary: nothing runs under these li
 
 @dataclass(frozen=True)
 class Trial:
-    """The result of a probe: whether the feature worked, and a text: what the probe found, or the kernel's error."""
+    """The result of a probe: whether the feature worked, and either a finding or the kernel's error as text."""
 
     worked: bool
     said: str
@@ -204,7 +204,7 @@ def safe_opening() -> Trial:
 
 
 def control_group() -> tuple[frozenset[str], dict[str, str]]:
-    """Return which of "memory" and "processes" a cgroup made here enforces, and a reason for each limit it does not enforce. No fork."""
+    """Return which of "memory" and "processes" a cgroup made here enforces, and the reason for each that it does not. Does not fork."""
     group = cgroups.create(memory_bytes=MEMORY_BYTES, processes=PROCESSES, unique="probe")
     try:
         return group.enforces, dict(group.missing)
@@ -213,6 +213,6 @@ def control_group() -> tuple[frozenset[str], dict[str, str]]:
 
 
 def _become_able() -> None:
-    """Gain the right to make the other namespaces, as a run does."""
+    """Gain the right to make namespaces: without root, by entering a user namespace, as a run does."""
     if os.geteuid() != 0:
         namespaces.enter_own_user_namespace()

@@ -33,7 +33,10 @@ Code = list[Instruction]  # self-contained: every path through it ends in a retu
 
 @dataclass(frozen=True)
 class FilterAction:
-    """The answer to a call: allowed if `rule` holds, else refused with `refusal`. An empty rule never holds; the rule None always holds."""
+    """The filter's answer to a system call: allow it if `rule` holds, else refuse it with the error `refusal`.
+
+    The rule None always holds; an empty rule never holds.
+    """
 
     rule: Rule | None
     refusal: int = errno.EPERM
@@ -71,8 +74,8 @@ def compile_filter(
     """Return the filter for a guest. Without `processes` the guest can start threads only; without `execute` it cannot exec.
 
     `system` permits no additional call, but refuses a socket family with the error of a kernel without that family. Tools that add users
-    fail if an audit socket is refused, and go on if the kernel has none. `gated` removes memfds, because no mount option keeps a memfd from
-    being executed.
+    fail if an audit socket is refused, and go on if the kernel has none. `gated` refuses memfd_create, because no mount option prevents the
+    execution of a memfd.
 
     Raises `RuntimeUnavailable` on a machine whose system call numbers are unknown.
     """
@@ -184,7 +187,7 @@ def _ranges(answers: dict[int, FilterAction]) -> list[tuple[int, FilterAction]]:
 
 
 def _search(ranges: list[tuple[int, FilterAction]]) -> Code:
-    """Return code that finds the range of the loaded number by binary search, and answers."""
+    """Return code that finds the range of the loaded system call number by binary search, and returns the answer of that range."""
     if len(ranges) == 1:
         return _reply(ranges[0][1])
     middle = len(ranges) // 2
@@ -205,7 +208,7 @@ def _reply(answer: FilterAction) -> Code:
 
 
 def _unless(group: tuple[Condition, ...], otherwise: Code) -> Code:
-    """Return code that allows if every condition of the group holds, else continues with `otherwise`."""
+    """Return code that allows the call if every condition of the group holds, else continues with `otherwise`."""
     code = [_return(_RET_ALLOW)]
     for condition in reversed(group):
         # `otherwise` follows `code` directly, so a failed condition jumps over the code so far.
@@ -214,7 +217,10 @@ def _unless(group: tuple[Condition, ...], otherwise: Code) -> Code:
 
 
 def _test(condition: Condition, *, failure: int) -> Code:
-    """Return code that falls through if the condition holds, else jumps `failure` instructions. Skips an upper word outside the mask."""
+    """Return code that continues behind itself if the condition holds, else jumps over `failure` more instructions.
+
+    The upper half of the argument is tested only if the mask covers it.
+    """
     low = _ARGUMENTS + 8 * condition.argument
     last = len(condition.values) - 1
     on_match, on_none = (0, failure) if condition.holds else (failure, 0)

@@ -6,7 +6,7 @@ is at least as tight as theirs; a test compares both with their list. Refused on
 - ptrace, process_vm_readv, process_vm_writev: a guest has no business in another process's memory. Debuggers do not work here.
 - name_to_handle_at: the first half of bypassing a view by file handle. fanotify_mark: useless without fanotify_init.
 - statmount, listmount: the whole mount API is refused, queries included.
-- vmsplice, remap_file_pages, memfd_secret, modify_ldt, process_mrelease, uretprobe: bugs in the past, and no ordinary user today.
+- vmsplice, remap_file_pages, memfd_secret, modify_ldt, process_mrelease, uretprobe: bugs in the past, and no ordinary program needs them.
 - adjtimex, clock_adjtime: the clock belongs to the host. get_thread_area, set_thread_area, epoll_*_old: not implemented by the kernels of
   these machines.
 

@@ -8,9 +8,9 @@ Not counted: data in pipes and socket buffers; memfds in flight through a socket
 directory entries); the CPU time of processes that live shorter than the time between two passes and whose parent ignores SIGCHLD. A cgroup
 counts all of these.
 
-An rlimit is the second fence inside a cgroup, the first one without a cgroup. It binds one process at a time, or for some kinds all
-processes of a user in one user namespace. It stops a mistake, not a crowd: totals are enforced by the cgroup, or by init's watch. RLIMIT_AS
-is never used: Node.js and wasmtime reserve far more address space than they touch.
+Rlimits are an additional limit inside a cgroup, and the main limit without one. An rlimit binds one process, or for some kinds all
+processes of a user in one user namespace. It stops a mistake of one process, not many processes together: totals are enforced by the
+cgroup, or by init's watch. RLIMIT_AS is never used: Node.js and wasmtime reserve far more address space than they touch.
 """
 
 from __future__ import annotations
@@ -82,10 +82,10 @@ def task_count(proc: str = "/proc") -> int:
 
 
 class CpuMeter:
-    """The CPU time of all processes except the caller: the living, the ones they reaped, and the ones the caller reaped. Never goes down.
+    """Measures the CPU time of all processes except the caller: living ones, those they reaped, and those the caller reaped.
 
-    Nothing counts twice: a living process or a zombie is in the list, a reaped process is in its reaper's total. An ended process whose
-    parent ignores SIGCHLD is in neither, so the meter remembers the last reading of each process.
+    The result never decreases. Nothing counts twice: a living process or a zombie is in the list, a reaped process is in its reaper's
+    total. An ended process whose parent ignores SIGCHLD is in neither, so the meter remembers the last reading of each process.
     """
 
     def __init__(self, proc: str = "/proc") -> None:
@@ -95,9 +95,9 @@ class CpuMeter:
         self._most = 0.0
 
     def seconds(self) -> float:
-        """Return the larger of two totals: the kernel's sums on reaping, and the last reading of each process.
+        """Return the CPU time so far: the larger of the kernel's sums for reaped processes and the sum of the last reading of each process.
 
-        Each total can miss some time; neither counts time that was not used. So no run is ended for time that it has not used.
+        Each total can miss some time, and neither counts too much. So no run is ended for time that it has not used.
         """
         stats = processes(self._proc)
         now = {(stat.pid, stat.started): stat.own_ticks for stat in stats}
@@ -169,7 +169,7 @@ def disk_bytes(directory: int, *, most_entries: int = MOST_ENTRIES) -> int:
 
 
 def _next_directory(stack: list[tuple[int, list[str]]]) -> int | None:
-    """Open the next directory to enter and close the finished ones. Skips names that are no longer a directory."""
+    """Open and return the next directory to enter; None at the end. Closes finished ones; skips names that are no directory any more."""
     while stack:
         parent, names = stack[-1]
         while names:
@@ -239,7 +239,7 @@ def _table_bytes(path: str, columns: int, cost: Callable[[list[bytes]], int]) ->
 
 
 def _process_memory(directory: str) -> tuple[int, int]:
-    """Return anonymous memory with page tables, and the proportional share of mapped shared memory."""
+    """Return a process's anonymous memory with page tables, and its proportional share of mapped shared memory, in bytes."""
     status = _kilobytes(_read(f"{directory}/status"))
     tables = status.get(b"VmPTE", 0)
     rollup = _kilobytes(_read(f"{directory}/smaps_rollup"))
@@ -274,7 +274,7 @@ def _others(proc: str) -> Iterator[int]:
 
 
 def _read(path: str, *, most: int = 16384) -> bytes:
-    """Return the content up to `most` bytes; empty if the process has gone or we may not read it."""
+    """Return the content of a file up to `most` bytes; empty if it cannot be read, for example because the process has gone."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -301,9 +301,10 @@ def apply_rlimits(
 ) -> None:
     """Limit the calling process and its descendants. `None` leaves that limit unchanged.
 
-    Soft and hard limit become equal and only go down. The present hard limit is never exceeded, so no capability is needed. A guest
-    without capabilities cannot raise the limit again. Call it inside the guest's user namespace: `processes` counts the tasks of this user
-    *in* that namespace (Linux 5.14 and later; earlier, all tasks of the user on the machine). A limit set outside would be counted outside.
+    Soft and hard limit become equal and only go down. The present hard limit is never exceeded, so no capability is needed. A guest without
+    capabilities cannot raise the limit again. Call it inside the guest's user namespace: `processes` counts the tasks of this user *in*
+    that namespace (Linux 5.14 and later; earlier, all tasks of the user on the machine). A limit that is set outside the namespace would
+    count the user's tasks outside.
 
     `data_bytes` bounds the heap and private writable mappings of each process. Pass it only where no cgroup bounds memory.
     """
@@ -332,8 +333,8 @@ def make_room_for_descriptors(asked: int | None) -> int:
     """Raise the caller's limit on open files as far as allowed. Return the guest's limit: `asked`, capped at the old hard limit.
 
     The kernel bounds the descriptors in flight through unix sockets by *the sender's* limit, and counts those of all processes of the user
-    together, in every namespace. A guest can exhaust this bound: it sends descriptors to itself and never receives them. With
-    the guest's limit we could then pass no descriptor, so we raise our own limit if we may.
+    together, in every namespace. A guest can exhaust this bound: it sends descriptors to itself and never receives them. If we had the
+    guest's limit, we could then pass no descriptor. So we raise our own limit if permitted.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:

@@ -70,7 +70,7 @@ def send(sock: socket.socket, value: Any, descriptors: Sequence[int] = ()) -> No
 
 
 def pack(value: Any) -> bytes:
-    """Return one value as sent: its length, then its bytes."""
+    """Return a value as the bytes to send: its length, then its content."""
     body = marshal.dumps(value)
     return _LENGTH.pack(len(body)) + body
 
@@ -113,7 +113,7 @@ def credentials(sock: socket.socket) -> int:
 
 
 def close_all(descriptors: Sequence[int]) -> None:
-    """Close descriptors. Already closed ones are not an error."""
+    """Close descriptors. A descriptor that is already closed is no error."""
     for fd in descriptors:
         try:
             os.close(fd)

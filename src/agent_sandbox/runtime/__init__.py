@@ -1,1 +1,1 @@
-"""WHERE DOES IT RUN?  Kinds of isolation behind one small interface: a launch goes in, a guest comes out."""
+"""WHERE DOES IT RUN?  Kinds of isolation behind one small interface: `launch` takes a launch and returns a running guest."""

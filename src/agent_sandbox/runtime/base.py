@@ -1,6 +1,6 @@
-"""The interface of every runtime: its traits, its readiness, its objections to a launch, and `launch`, which gives a guest.
+"""The interface of every runtime: its traits, whether it is ready, whether it supports a launch, and `launch`, which returns a guest.
 
-Everything above `runtime/` knows a runtime by this interface and by the registry alone. The interface is small because its arguments are
+Code outside `runtime/` uses a runtime only through this interface and the registry. The interface is small because its arguments are
 values: a new option is a field of `Launch`, not another parameter everywhere.
 """
 
@@ -43,8 +43,8 @@ class ExitReason(Enum):
 class Usage:
     """The resources that a run used. `peak_memory_bytes` is the cgroup's if there is one, else the largest process's.
 
-    `peak_processes` counts threads, too, and our own processes in the sandbox; it is 0 without a cgroup. `fuel` was counted inside
-    WebAssembly; None if it was not counted. A program that has broken out of the engine can forge it.
+    `peak_processes` counts threads, too, and our own processes in the sandbox; it is 0 without a cgroup. `fuel` counts instructions
+    executed inside WebAssembly; None if they were not counted. A program that has broken out of the engine can forge it.
     """
 
     wall_seconds: float = 0.0
@@ -56,7 +56,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Exit:
-    """The end of a run. A failing program is data: `code` is its own, or 128 + the signal as a shell reports it.
+    """The end of a run. `code` is the program's own exit code, or 128 plus the number of the signal that ended it, as in a shell.
 
     `limits_hit` never names the limit on open files. Without a cgroup, it does not name memory for a refused allocation. Only the program
     sees these errors (EMFILE, ENOMEM), and the kernel does not count them.
@@ -78,7 +78,7 @@ class Argv:
 
 @dataclass(frozen=True)
 class PythonCode:
-    """Python source, run as a script in a guest forked from a zygote that never sees it."""
+    """Python source, run as a script in a guest that is forked from a zygote. The zygote never sees the source."""
 
     source: str
     argv: tuple[str, ...] = ()
@@ -97,7 +97,7 @@ Hosted = PythonCode | JavaScriptCode  # run by an interpreter that is in the gue
 
 @dataclass(frozen=True)
 class Script:
-    """Source for a native interpreter, run as a file: `words` and then the file's path are its command line."""
+    """Source that a native interpreter runs from a file. Its command line is `words`, the path of the file, then `argv`."""
 
     words: tuple[str, ...]
     source: str
@@ -107,14 +107,14 @@ class Script:
 
 @dataclass(frozen=True)
 class Terminal:
-    """The size of a terminal for the guest. Output arrives on stdout; stderr is the same terminal."""
+    """The size of a guest's terminal. Everything that the guest writes to it, stderr too, arrives as stdout."""
 
     rows: int
     columns: int
 
 
 class Clock:
-    """The wall clock of a run that calls its host. It stands still while the host decides, records or asks a person.
+    """The wall clock of a run whose program calls its host. It is stopped while the host decides, records or asks a person.
 
     The runtime replaces `stop` and `resume` by its own functions.
 
@@ -135,11 +135,11 @@ def _nothing() -> None:
 
 @dataclass(frozen=True)
 class Talk:
-    """A conversation with Python code while it runs.
+    """A conversation between running Python code and its host: tool calls, and the turns of a session.
 
     `hear` answers a request of the program, in the thread that waits for the guest. It raises `Nonsense` for a malformed request; any
-    exception ends the run. `offer` is sent to the program: descriptions of "tools", and whether it takes "turns". `clock` stands still
-    during `hear`, unless `hear` resumes it.
+    exception ends the run. `offer` is sent to the program: descriptions of "tools", and whether it takes "turns". `clock` is stopped during
+    `hear`, unless `hear` resumes it.
     """
 
     hear: Callable[[bytes], bytes]
@@ -155,8 +155,8 @@ class Nonsense(Exception):
 class Confined:
     """A guest that is confined and waits for its program.
 
-    `process` is the pid of a process in the guest's namespaces, for launches with `inspect`; `/proc/PID/root` is what the guest sees.
-    `layers` is a descriptor of the guest's upper layers, open as long as the guest; None when nothing can be written.
+    `process` is the pid of a process in the guest's namespaces, given for launches with `inspect`; `/proc/PID/root` shows the guest's
+    files. `layers` is a descriptor of the guest's upper layers, open as long as the guest; None when nothing can be written.
     """
 
     process: int | None
@@ -199,7 +199,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Completed:
-    """The end and the output of a run. Output beyond the limit is dropped, and `exit.limits_hit` says so.
+    """The end and the output of a run. If output exceeded its limit, the rest was dropped and `exit.limits_hit` contains "output".
 
     `inputs` lists the files that the program opened, as the guest reports them; the report is hostile, like the output. `observed` lists
     the attempts of the run, each with a count, in the order of first appearance.
@@ -214,7 +214,7 @@ class Completed:
 
 @dataclass(frozen=True)
 class Demands:
-    """The parts of a launch that a runtime may not support. The router asks about them before there is a launch."""
+    """The parts of a launch that not every runtime supports. The router checks them before there is a launch."""
 
     terminal: bool = False
     system: bool = False
@@ -230,11 +230,11 @@ class Demands:
 
 @dataclass(frozen=True)
 class Traits:
-    """The properties of a runtime on any host: what it can run, and what a launch enforces or else fails.
+    """The properties of a runtime, the same on every host: what it can run, and the guarantees without which a launch fails.
 
-    `languages` includes `COMMAND` for native programs; `brings` are those whose interpreter is part of the runtime, so that nothing of the
-    machine is needed. `features`, `modules` and `absent` describe its Python: features beyond modules, top-level modules, and dotted names
-    that are missing although their module is there. None stands for all that the machine has.
+    `languages` includes `COMMAND` for native programs; `brings` are the languages whose interpreter is part of the runtime, so that the
+    machine needs none. `features`, `modules` and `absent` describe its Python: features beyond modules, top-level modules, and dotted names
+    that its modules lack. None means everything that the machine has.
     """
 
     name: str
@@ -249,13 +249,16 @@ class Traits:
 
     @property
     def whole(self) -> bool:
-        """Whether it has all that the machine has, so that it can run any code."""
+        """Whether this runtime has every module and feature that the machine has, so that it can run any code."""
         return self.features is None and self.modules is None
 
 
 @dataclass(frozen=True)
 class Support:
-    """The guarantees of a runtime on this host, proved by a real launch. `missing` maps each other guarantee to the reason and remedy."""
+    """The guarantees of a runtime on this host, proved by a real launch.
+
+    `missing` maps each guarantee that the runtime does not give here to the reason and remedy.
+    """
 
     runtime: str
     guarantees: frozenset[Guarantee]
@@ -263,12 +266,12 @@ class Support:
 
     @property
     def available(self) -> bool:
-        """Whether it can run anything at all."""
+        """Whether this runtime can run anything at all on this host."""
         return Guarantee.FILES_CONFINED in self.guarantees
 
 
 class Guest(Protocol):
-    """A running program and everything it started. All of it has ended when `wait` returns."""
+    """A running program and all processes that it started. All of them have ended when `wait` returns."""
 
     launch: Launch
     layers: int | None  # a descriptor of its upper layers, readable until `close`; None when nothing is read back
@@ -277,7 +280,7 @@ class Guest(Protocol):
     irrevocable: bool  # whether a second run is forbidden, because the program called a tool of the caller
 
     def wait(self) -> Completed:
-        """Pump stdin and output until nothing of the guest lives, and return its end. Raises nothing for a failing program."""
+        """Pass input and output until all processes of the guest have ended, and return its end. A failing program raises nothing."""
         ...
 
     def kill(self) -> None:
@@ -293,7 +296,7 @@ class Guest(Protocol):
         ...
 
     def wake_on(self, fd: int) -> None:
-        """Make `wait` also watch a descriptor that becomes readable on a signal."""
+        """Make `wait` also watch this descriptor, which becomes readable when our process gets a signal."""
         ...
 
     @property
@@ -307,7 +310,7 @@ class Interpreter(Guest, Protocol):
 
     @property
     def waiting(self) -> bool:
-        """Whether it lives and waits for its next turn."""
+        """Whether the guest is alive and waits for its next turn."""
         ...
 
     def turn(self, work: bytes, launch: Launch, *, idle: float | None) -> tuple[Completed, bytes | None]:
@@ -318,11 +321,11 @@ class Interpreter(Guest, Protocol):
         ...
 
     def settle(self) -> None:
-        """Kill the guest if it runs, and wait until none of its processes writes. Its layers can still be read."""
+        """Kill the guest if it runs, and wait until all its processes have ended. Its layers can still be read."""
         ...
 
     def ended(self) -> Exit:
-        """Return how the guest ended between two turns."""
+        """Return how a guest ended that ended between two turns."""
         ...
 
 
@@ -331,7 +334,7 @@ class Runtime(Protocol):
 
     @property
     def traits(self) -> Traits:
-        """Return its properties."""
+        """Return the properties of this runtime."""
         ...
 
     def absence(self) -> str:
@@ -342,11 +345,11 @@ class Runtime(Protocol):
         ...
 
     def prepare(self) -> str:
-        """Start preparing this runtime in the background, and return why it is not ready yet. Raises as `absence` does."""
+        """Start preparing this runtime in the background, and return why it is not ready; empty if it is. Raises as `absence` does."""
         ...
 
     def objection(self, demands: Demands) -> str:
-        """Return the reason why this runtime does not support such a launch, whatever the program; empty if it does."""
+        """Return the reason why this runtime supports no launch with these demands; empty if it does."""
         ...
 
     def probe(self) -> Support:
@@ -369,5 +372,5 @@ class Runtime(Protocol):
         ...
 
     def close(self, *, leaving: bool = False) -> None:
-        """End the waiting guests. Running guests go on. With `leaving`, this process is about to exit."""
+        """End the guests that wait for a program. Running guests go on. `leaving` says that this process is about to exit."""
         ...

@@ -24,7 +24,7 @@ _SHORTEST = 4  # letters of a digest that are enough to name a question, if the 
 
 @dataclass(frozen=True)
 class QuestionFacts:
-    """A question, when it expires, and how often it was asked."""
+    """A question that waits for an answer: its text, when it expires (`until`), and how often it was asked (`times`)."""
 
     digest: str
     text: str
@@ -34,7 +34,7 @@ class QuestionFacts:
 
 @dataclass(frozen=True)
 class ApproveResult(VerbResult):
-    """The questions that waited, and the answer that the line gave."""
+    """The questions that were waiting, and the answer given on the command line, if any."""
 
     kind = "approve"
 
@@ -49,7 +49,7 @@ class ApproveResult(VerbResult):
 
 @dataclass(frozen=True)
 class EnrollResult(VerbResult):
-    """A new second factor, as an authenticator reads it."""
+    """A new second factor: the secret to add to an authenticator."""
 
     kind = "approve-enroll"
 
@@ -79,7 +79,7 @@ def approve(options: ApproveOptions, console: Console) -> VerbResult:
 
 
 def _watch(options: ApproveOptions, inbox: Inbox, console: Console) -> None:
-    """Ask about each question once, as it comes, until interrupted. Raises `UsageError` without a terminal."""
+    """Ask the user about each question as it arrives, until interrupted. Raises `UsageError` without a terminal."""
     if not console.asks:
         raise UsageError("--watch needs a terminal", hint="list with: agent-sandbox approve --json")
     seen: set[str] = set()
@@ -92,7 +92,7 @@ def _watch(options: ApproveOptions, inbox: Inbox, console: Console) -> None:
 
 
 def _ask(options: ApproveOptions, inbox: Inbox, waiting: Waiting, console: Console) -> bool:
-    """Show a question and answer it. Returns whether it was answered."""
+    """Show a question, and answer it as the command line or the user says. Returns whether it was answered."""
     reset_terminal()
     print(waiting.text, end="")
     if waiting.times > 1:
@@ -111,14 +111,14 @@ def _ask(options: ApproveOptions, inbox: Inbox, waiting: Waiting, console: Conso
 
 
 def _given(options: ApproveOptions) -> Decision | None:
-    """Return the answer on the line."""
+    """Return the answer given on the command line; None if there is none."""
     if options.allow is None:
         return None
     return _yes(options) if options.allow else Decision.NO
 
 
 def _asked(options: ApproveOptions, console: Console) -> Decision | None:
-    """Ask the person at the terminal."""
+    """Ask the person at the terminal for the answer. Returns None if the person gives none."""
     yes = _yes(options)
     answers = {"y": yes, "yes": yes, "n": Decision.NO, "no": Decision.NO}
     return answers.get(console.answer("Allow exactly this? [y/n, or Enter to leave it] "))
@@ -147,7 +147,7 @@ def _chosen(waiting: list[Waiting], digest: str) -> list[Waiting]:
 
 
 def user_name() -> str:
-    """Return the name of this user, for the record."""
+    """Return the name of this user, as it is recorded with an answer."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a container may run as a number without an account

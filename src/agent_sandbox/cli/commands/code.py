@@ -1,4 +1,4 @@
-"""`code`: run a file of source in the project's sandbox. The file is read here, on the machine; its text is what runs."""
+"""`code`: run a source file in the project's sandbox. The file is read outside the sandbox, and its text is sent in."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STANDARD_INPUT = "-"
 
 
 def code(options: CodeOptions, console: Console) -> VerbResult:
-    """Run a file of source."""
+    """Run a source file."""
     source = _read(options.file)
     language = language_of(options.language, options.file, source)
     stdin = b"" if options.file == STANDARD_INPUT else 0
@@ -58,7 +58,7 @@ def _read(file: str) -> str:
 
 
 def language_of(named: str | None, file: str, source: str) -> str:
-    """Return the named language, or that of the file's extension or first line. Raises `UsageError`."""
+    """Return the language named by the user, by the file's extension, or by its first line. Raises `UsageError` if none is known."""
     if named is not None:
         language = canonical_language(named)
         if language not in LANGUAGES:
@@ -71,7 +71,7 @@ def language_of(named: str | None, file: str, source: str) -> str:
 
 
 def _from_first_line(source: str) -> str | None:
-    """Return the language of a first line such as `#!/usr/bin/env python3`."""
+    """Return the language that a first line such as `#!/usr/bin/env python3` names; None if it names none."""
     first = source.partition("\n")[0]
     if not first.startswith("#!"):
         return None

@@ -35,7 +35,7 @@ Write = Callable[[bytes], object]
 
 @dataclass(frozen=True)
 class DiffRun:
-    """The end of the command of a diff."""
+    """The end of the command whose changes a diff shows."""
 
     exit: int
     reason: ExitReason
@@ -45,10 +45,10 @@ class DiffRun:
 
 @dataclass(frozen=True)
 class DiffResult(VerbResult):
-    """Changes with their content.
+    """The changes in a sandbox, or those that a command would make, with their content.
 
-    The changes were printed one by one, so `changes` is empty here. `problem` says that a patch lacks content of the project, or that the
-    changes of a command could not be listed. `git` are sentences about commits, branches and tags.
+    `changes` is empty, because the changes were already printed, one by one. `git` are sentences about commits, branches and tags. `problem`
+    says that a patch lacks content of the project, or that the changes of a command could not be listed.
     """
 
     kind = "diff"
@@ -63,13 +63,13 @@ class DiffResult(VerbResult):
 
     @property
     def code(self) -> int:
-        """The exit code of the command, if there is one and it is not 0; else the code for `problem`; else 0, with and without changes."""
+        """The exit code of the command, unless it is 0; else the code of `problem`, if there is one; else 0."""
         if not isinstance(self.run, Omitted) and self.run.exit:
             return self.run.exit
         return 0 if isinstance(self.problem, Omitted) else {"incomplete": 1, "unlisted": COULD_NOT_START}[self.problem]
 
     def text(self, console: Console) -> None:
-        """Print nothing more."""
+        """Print nothing: the diff was already printed."""
 
 
 def diff(options: CommandOptions, console: Console) -> VerbResult:
@@ -96,9 +96,9 @@ def diff(options: CommandOptions, console: Console) -> VerbResult:
 
 
 def diff_of(options: CommandOptions, session: Session, work: Work, project: Project, console: Console) -> DiffResult:
-    """Do the work in a throw-away sandbox and show its changes. The program's own output goes to standard error.
+    """Run the work in a throw-away sandbox and show its changes. The output of the work itself goes to standard error.
 
-    The layers are removed when the run ends, so the diff is written to a temporary file before that, and shown afterwards.
+    The changes are gone when the run ends, so the diff is written to a temporary file before that, and shown afterwards.
     """
     shows: list[bool] = []
     said: list[str] = []

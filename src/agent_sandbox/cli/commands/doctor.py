@@ -1,4 +1,4 @@
-"""`doctor`: try out each thing that a sandbox needs of this machine, and say what to do where it fails."""
+"""`doctor`: test each feature of this machine that a sandbox needs, and print a remedy for each that fails."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ _SHELL = ("/bin/sh", "-c", "echo works; : > /var/tmp/agent-sandbox-probe")
 
 
 def throw_away() -> Trial:
-    """Launch a shell on a clone of the whole machine, with layers in memory."""
+    """Test a run on a clone of the whole machine, with its layers in memory."""
     return _launch(ThrowAway(64 * MIB))
 
 
 def kept() -> Trial:
-    """Launch a shell with layers on the disk of the state directory. Not every filesystem supports such layers."""
+    """Test a run with its layers on the disk of the state directory. Not every filesystem supports such layers."""
     return _in_a_place_of_its_own(lambda place: _launch(OnDisk(place)))
 
 
 def image() -> Trial:
-    """Launch a shell with layers in an image on the disk of the state directory."""
+    """Test a run with its layers in an image file on the disk of the state directory."""
     return _in_a_place_of_its_own(_in_an_image)
 
 
@@ -59,7 +59,7 @@ def _in_an_image(place: str) -> Trial:
 
 
 def _in_a_place_of_its_own(attempt: Callable[[str], Trial]) -> Trial:
-    """Try something in a directory of its own: in the trash, so that it is removed even after a crash."""
+    """Call `attempt` with a new directory. It is made in the trash, so that it is removed even after a crash."""
     try:
         store = Store.open(here().host.state)
         name = f"probe.{os.getpid()}"
@@ -100,7 +100,7 @@ def _launch(layers: Layers) -> Trial:
 
 
 def state_directory() -> Trial:
-    """Open the store and look how much space is left."""
+    """Test that the state directory can be used, and report its free space."""
     try:
         path = Store.open(here().host.state).path
         space = os.statvfs(path)
@@ -111,7 +111,7 @@ def state_directory() -> Trial:
 
 
 def interpreter(language: str) -> tuple[Trial, str]:
-    """Look for the language's interpreter. Returns the trial, and the package that has it."""
+    """Look for the interpreter of a language. Returns the outcome, and the package to install if it is missing."""
     if language == "python":
         return Trial(True, f"{os.path.realpath(sys.executable)}, version {sys.version.split()[0]}"), "python3"
     known = NATIVE[language]
@@ -121,7 +121,7 @@ def interpreter(language: str) -> tuple[Trial, str]:
 
 
 def wasm() -> tuple[Trial, str]:
-    """Run a line of Python inside WebAssembly. Returns the trial, and what to do if it failed."""
+    """Test a line of Python inside WebAssembly. Returns the outcome, and a remedy if it failed."""
     runtime = here().wasm()
     try:
         with runtime.launch(trial("print('works')")) as guest:
@@ -142,13 +142,13 @@ _FULL_LANDLOCK = 6  # the first ABI with everything that the rules use
 
 
 def doctor() -> DoctorResult:
-    """Check this machine."""
+    """Run all checks of this machine, and return the result of `doctor`."""
     situation = Situation.look()
     return DoctorResult.of(examine(situation), situation.name)
 
 
 def examine(here: Situation) -> list[CheckRow]:
-    """Run all checks."""
+    """Run all checks of this machine, and return one row for each."""
     cure = remedy(here)
     tries: list[tuple[str, Callable[[], Trial], str, str]] = [
         ("user namespaces", probes.user_namespace, "rights of its own, none over the machine", cure),

@@ -26,7 +26,7 @@ KINDS = ("run", "code", "promote", "undo", "call")  # the first word of a patter
 
 @dataclass(frozen=True)
 class GrantResult(VerbResult):
-    """A capability token, with how often it may be used; or an elevation, with the rules it relaxes."""
+    """A granted capability token with its number of uses, or an elevation with the rules that it relaxes."""
 
     kind = "grant"
 
@@ -50,7 +50,7 @@ class GrantResult(VerbResult):
 
 @dataclass(frozen=True)
 class RevokeResult(VerbResult):
-    """Capabilities that were revoked. `going_on` are running processes that have used a revoked capability."""
+    """The names that were revoked. `going_on` lists processes that still run and have used a revoked capability."""
 
     kind = "revoke"
 
@@ -66,7 +66,7 @@ class RevokeResult(VerbResult):
 
 @dataclass(frozen=True)
 class CapabilityFacts:
-    """A capability token that was granted."""
+    """A granted capability token, with its uses so far."""
 
     name: str
     sandbox: str
@@ -81,7 +81,7 @@ class CapabilityFacts:
 
 @dataclass(frozen=True)
 class ElevationFacts:
-    """An elevation that is in force, for `left` seconds more."""
+    """An elevation (rules relaxed for a limited time) that is in force for `left` more seconds."""
 
     name: str
     sandbox: str
@@ -96,7 +96,7 @@ class ElevationFacts:
 
 @dataclass(frozen=True)
 class CapabilitiesResult(VerbResult):
-    """Everything that is granted."""
+    """All granted capability tokens and elevations."""
 
     kind = "capabilities"
 
@@ -154,7 +154,7 @@ def revoke(options: RevokeOptions) -> RevokeResult:
 
 
 def capabilities() -> CapabilitiesResult:
-    """List everything that is granted."""
+    """List all granted capability tokens and elevations."""
     standing, raised = here().capabilities().standing(), here().elevations().standing()
     return CapabilitiesResult(tuple(map(_capability, standing)), tuple(map(_elevation, raised)))
 
@@ -182,7 +182,7 @@ def _pattern(text: str) -> Pattern:
 
 
 def _second_factor(code: str | None) -> bool:
-    """Return whether the user has given a second factor. Raises `PolicyError` for a wrong one."""
+    """Return True for a valid code of the second factor, False without a code. Raises `PolicyError` for an invalid code."""
     if code is None:
         return False
     factor = here().second_factor()

@@ -45,7 +45,7 @@ _NOT_TRIED = (
 
 @dataclass(frozen=True)
 class _Learnt:
-    """A proposal, and the results of trying it; see `PolicyLearnResult`."""
+    """A proposed policy, and the results of running the commands under it; see `PolicyLearnResult`."""
 
     proposal: Proposal
     code: int
@@ -55,7 +55,7 @@ class _Learnt:
 
 @dataclass(frozen=True)
 class _First:
-    """A first run: the digest of its output, and how it ended."""
+    """The first run of a command, before there is a proposal: the digest of its output, and how it ended."""
 
     ran: ObservedRun
     printed: str
@@ -65,7 +65,7 @@ class _First:
 
 @dataclass(frozen=True)
 class SettingFacts:
-    """A proposed setting, and what needed it."""
+    """A setting of a proposed policy, and the action that needs it."""
 
     key: str
     value: object
@@ -74,7 +74,7 @@ class SettingFacts:
 
 @dataclass(frozen=True)
 class PolicyLearnResult(VerbResult):
-    """A proposed policy. `differs` lists differences in how the commands ended under it; `tried` holds other results of trying it."""
+    """A proposed policy. The commands ran again under it: `differs` lists those that ended differently, `tried` other remarks."""
 
     kind = "policy-learn"
 
@@ -88,7 +88,7 @@ class PolicyLearnResult(VerbResult):
 
     @property
     def code(self) -> int:
-        """The exit code of the commands; 1 if they ended differently under the proposal."""
+        """The exit code of the commands. If that is 0 and a command ended differently under the proposal: 1."""
         return self.exit or (1 if self.differs else 0)
 
     def text(self, console: Console) -> None:
@@ -96,7 +96,7 @@ class PolicyLearnResult(VerbResult):
         self.say(console)
 
     def say(self, console: Console) -> None:
-        """Print the settings left out, remarks, and differences."""
+        """Print the settings that were not proposed, the remarks, and the differences."""
         for each in self.left_out:
             console.note(f"not proposed: {each}")
         for each in (*self.remarks, *self.differs, *self.tried):
@@ -168,7 +168,7 @@ def _first_runs(works: list[Work], policy: Policy, runtimes: Runtimes, sandbox: 
 
 
 def _check_observed(work: Work, outcome: Outcome) -> None:
-    """Raise `RuntimeUnavailable` if nothing was observed: at least the start of the program would be."""
+    """Raise `RuntimeUnavailable` if nothing of a run was observed, not even the start of its program."""
     if not outcome.observed and not outcome.refused:
         why = "; ".join(outcome.notes) or "see: agent-sandbox doctor"
         raise RuntimeUnavailable(f"{_typed(work.what)!r} could not be observed", missing=("observer",), hint=why)
@@ -177,7 +177,7 @@ def _check_observed(work: Work, outcome: Outcome) -> None:
 def _tried(
     proposal: Proposal, runs: list[_First], ceiling: Policy, runtimes: Runtimes, project: str
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Run all commands again under the proposal, silently. Returns differences, and other remarks."""
+    """Run all commands again under the proposal, without showing output. Returns the differences, and other remarks."""
     policy = effective(ceiling, (proposal.document(),), home=here().host.home).policy
     differs, other_words = [], False
     for first in runs:
@@ -198,7 +198,7 @@ def _tried(
 
 
 class _Printed:
-    """Digests the output of a command."""
+    """Computes the digest of a command's output, and prints the output if `pass_on` is set."""
 
     def __init__(self, *, pass_on: bool) -> None:
         self._output = EscapedOutput(aside=True) if pass_on else None
@@ -210,13 +210,13 @@ class _Printed:
             self._output.pass_on(name, data)
 
     def finish(self) -> None:
-        """Print the rest of an incomplete character."""
+        """Print the bytes of an incomplete character at the end of the output."""
         if self._output is not None:
             self._output.finish()
 
     @property
     def digest(self) -> str:
-        """The digest of both streams, however they were interleaved."""
+        """The digests of stdout and stderr. They do not depend on the order in which the two were interleaved."""
         return "".join(each.hexdigest() for each in self._streams.values())
 
 
@@ -226,7 +226,7 @@ def _session(policy: Policy, runtimes: Runtimes, project: str) -> Session:
 
 @contextmanager
 def _runtimes() -> Iterator[Runtimes]:
-    """The process runtime alone: commands are native programs."""
+    """Yield only the process runtime, because commands are native programs."""
     process = ProcessRuntime(single_threaded=True)
     try:
         yield here().only(process)

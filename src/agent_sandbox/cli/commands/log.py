@@ -31,7 +31,7 @@ _LONGEST_NOTE = 4096
 
 @dataclass(frozen=True)
 class LogEntry:
-    """An entry of the ledger: its summary, then all it holds."""
+    """An entry of the ledger: summary fields, then the complete event and the hashes."""
 
     sequence: int
     time: str
@@ -53,7 +53,7 @@ class LogEntry:
 class LogResult(VerbResult):
     """Entries of the ledger.
 
-    There are none here if they were printed one by one.
+    `entries` is empty if the entries were already printed one by one.
     """
 
     kind = "log"
@@ -61,12 +61,12 @@ class LogResult(VerbResult):
     entries: tuple[LogEntry, ...] = ()
 
     def text(self, console: Console) -> None:
-        """Print nothing more."""
+        """Print nothing: the entries were already printed."""
 
 
 @dataclass(frozen=True)
 class LogVerifyResult(VerbResult):
-    """Whether a ledger is unchanged and complete, and what shows it. `complete` is null if that cannot be determined."""
+    """Whether a ledger is unchanged and complete, with the evidence. `complete` is null if that cannot be determined."""
 
     kind = "log-verify"
 
@@ -153,7 +153,7 @@ def log(options: LogOptions) -> LogResult:
 
 
 def _entries(path: str, wanted: Filter, limit: int | None) -> Iterable[Entry]:
-    """Return the newest entries up to a limit, or all of them."""
+    """Return the newest `limit` entries that match; without a limit, all entries, unfiltered."""
     if limit is None:
         return entries(path)
     if not files(path):
@@ -189,7 +189,7 @@ def _facts(told: Told) -> str:
 
 
 def log_verify(options: LogVerifyOptions) -> LogVerifyResult:
-    """Examine this user's ledger or, on any machine, a copy in a file, with the given evidence."""
+    """Verify this user's ledger or, on any machine, a copy of a ledger in a file, against the given evidence."""
     ledger, file = here().ledger(), options.file
     path = os.path.abspath(file) if file is not None else ledger.path
     keys = options.keys or ("" if file is not None else ledger.keys)
@@ -212,7 +212,7 @@ def _verified(path: str, report: Report, keys: str) -> LogVerifyResult:
 
 
 def log_checkpoint() -> CheckpointResult:
-    """Sign the last entry and record that."""
+    """Sign the last entry of the ledger, and record the signature in the ledger."""
     return CheckpointResult(checkpoints.note(here().ledger().checkpoint()))
 
 

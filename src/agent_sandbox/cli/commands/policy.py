@@ -1,4 +1,4 @@
-"""`policy`: explain the policy files, check them, and test a command against them. Only `learn` runs anything."""
+"""`policy`: explain the policy files, check them, and test a command against them. Only `policy learn` runs a command."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class PolicyResult(VerbResult):
 
 @dataclass(frozen=True)
 class PolicyLintResult(VerbResult):
-    """The oddities of the policy files."""
+    """Likely mistakes in the policy files."""
 
     kind = "policy-lint"
 
@@ -50,7 +50,7 @@ class PolicyLintResult(VerbResult):
 
     @property
     def code(self) -> int:
-        """1 if there are oddities."""
+        """1 if there are likely mistakes, else 0."""
         return 1 if self.remarks else 0
 
     def text(self, console: Console) -> None:
@@ -74,7 +74,7 @@ class PolicySchemaResult(VerbResult):
 
 @dataclass(frozen=True)
 class CommandEffect:
-    """An effect of a program."""
+    """A known effect of a program, such as a file that it writes."""
 
     kind: str
     what: str
@@ -82,7 +82,7 @@ class CommandEffect:
 
 @dataclass(frozen=True)
 class ToolFacts:
-    """A program that a command would start."""
+    """A program that a command would start, with its arguments and known effects."""
 
     tool: str
     arguments: tuple[str, ...]
@@ -106,7 +106,7 @@ class PolicyTestResult(VerbResult):
 
     @property
     def code(self) -> int:
-        """The exit code of such a run: 0 if allowed, 3 if it needs approval, 126 if denied."""
+        """The exit code that running the command would have: 0 if allowed, 3 if it needs approval, 126 if denied."""
         return 0 if self.allowed else ASKED if self.asked else DENIED
 
     def text(self, console: Console) -> None:
@@ -121,7 +121,7 @@ class PolicyTestResult(VerbResult):
 
 
 def policy(options: PolicyVerbOptions, console: Console) -> VerbResult:
-    """Answer a question about the policy files."""
+    """Perform a subcommand of `policy`: explain, lint, test, schema or learn."""
     if options.question == "learn":
         from agent_sandbox.cli.commands.learn import learn  # and with it all that runs something
 
@@ -139,7 +139,10 @@ def policy(options: PolicyVerbOptions, console: Console) -> VerbResult:
 
 
 def _tried(effective: Effective, command: str) -> Tried:
-    """Return the answer of the gate. If a policy file turns on the early check, and only this check refuses, return its refusal."""
+    """Return the policy's verdict on a command.
+
+    If the policy allows the command, but a policy file turns on the check before a run and that check refuses, return the check's refusal.
+    """
     tried, early = try_command(effective.policy, command), early_look(effective)
     reason = early.against(effective.policy, Command(("bash", "-c", command))) if early is not None else None
     return tried if reason is None or isinstance(tried.verdict, Deny) else Tried(Deny(reason), tried.understood)

@@ -56,7 +56,7 @@ class PromoteResult(VerbResult):
 
     @property
     def code(self) -> int:
-        """0, or 3 if it was not approved."""
+        """3 if the promotion was not approved, else 0."""
         return NOT_APPROVED if self.outcome == "not-approved" else 0
 
     def text(self, console: Console) -> None:
@@ -72,7 +72,7 @@ class PromoteResult(VerbResult):
 
 @dataclass(frozen=True)
 class UndoResult(VerbResult):
-    """A promotion that was undone. If the sandbox was used since the promotion, `now_in` is the snapshot that holds the changes."""
+    """A promotion that was undone. If the sandbox was used since the promotion, the snapshot `now_in` holds the undone changes."""
 
     kind = "undo"
 
@@ -88,7 +88,7 @@ class UndoResult(VerbResult):
 
 
 def promote(options: PromoteOptions, console: Console) -> PromoteResult:
-    """Show what would be promoted, ask, and promote it."""
+    """Show the changes that would be promoted, ask the user, and promote them."""
     check_patterns(options.only)
     sandbox = current(options.project)
     wanted = _wanted(options, sandbox.project.path)
@@ -127,7 +127,7 @@ def _promote(
 
 
 def whole_diff(proposal: PromotionProposal) -> str:
-    """Return the diff of a whole promotion, for the person who is asked to approve it."""
+    """Return the complete diff of a promotion, for the person who has to approve it."""
     whole, plain = ShowOptions(everything=True), Painter(False)
     material = gather(whole, proposal.root, proposal.changes, proposal.contents)
     history = (ours(HEADING, f"# {words}") for words in proposal.history.words)
@@ -135,7 +135,7 @@ def whole_diff(proposal: PromotionProposal) -> str:
 
 
 def undo(options: PromoteOptions, console: Console) -> VerbResult:
-    """Take the last promotion back."""
+    """Undo the last promotion."""
     sandbox = current(options.project)
     gate = _gate(options, sandbox)
     try:
@@ -177,7 +177,7 @@ def _wanted(options: PromoteOptions, project: str) -> Wanted:
 
 
 def _show(proposal: PromotionProposal, plan: Plan, project: str, console: Console) -> None:
-    """Print what would be promoted, and what stands in the way."""
+    """Print the changes that would be promoted, and the reasons why some cannot be."""
     summary = ShowOptions(form="stat", everything=True)
     if proposal.changes:
         reset_terminal()
@@ -216,9 +216,10 @@ def _list(heading: str, lines: Iterable[str], project: str) -> None:
 
 
 def agreement(proposal: PromotionProposal, plan: Plan, console: Console, *, yes: bool) -> PromotionProposal | None:
-    """Return the proposal with the protected kinds that the user agreed to; None if the user said no, or if nobody can be asked.
+    """Return the proposal, with the protected kinds that the user approved. Return None if the user said no or cannot be asked.
 
-    `yes` agrees to everything but protected kinds. Nobody is asked about an impossible promotion: carrying it out raises with the reason.
+    `yes` approves everything except protected kinds. A promotion that must fail is returned without a question; carrying it out raises the
+    reason.
     """
     asking = console.asks
     if proposal.conflicts or plan.refused or (proposal.moved and proposal.wanted.drift == "refuse"):
@@ -258,6 +259,6 @@ def _paths(paths: Iterable[str]) -> tuple[PathFacts, ...]:
 
 
 def promotion_facts(done: CarriedOver) -> PromotionFacts:
-    """Return the facts of a promotion that was carried out."""
+    """Return the facts of a completed promotion, as they appear in a result."""
     promotion, snapshot = done.promotion, done.snapshot.id if done.snapshot else None
     return PromotionFacts(promotion.number, promotion.undoes or None, promotion.counts, promotion.bytes, promotion.digest, snapshot)

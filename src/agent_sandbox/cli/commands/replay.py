@@ -1,4 +1,4 @@
-"""`replay`: run a recorded run again, in a throw-away sandbox, and report where it departs from its record."""
+"""`replay`: repeat a recorded run in a throw-away sandbox, and report the differences from its record."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class DepartureFacts:
 
 @dataclass(frozen=True)
 class RecordedFacts:
-    """The size of a record's contents."""
+    """Figures of the recorded run: bytes of output, number of changes, fuel used."""
 
     output_bytes: int
     changes: int
@@ -39,7 +39,7 @@ class RecordedFacts:
 
 @dataclass(frozen=True)
 class ReplayResult(VerbResult):
-    """A run, compared with its record."""
+    """A replayed run, compared with its record."""
 
     kind = "replay"
 
@@ -61,7 +61,7 @@ class ReplayResult(VerbResult):
 
 
 def replay(options: ReplayOptions) -> ReplayResult:
-    """Run a record again."""
+    """Repeat a recorded run, and compare the two."""
     record = read(options.record)
     what, stdin = replays.what_to_run(record, None, None)
     policy, env = _surroundings(options, record)
@@ -87,9 +87,9 @@ def replay(options: ReplayOptions) -> ReplayResult:
 
 
 def _surroundings(options: ReplayOptions, record: Record) -> tuple[Policy, Mapping[str, str]]:
-    """Return the policy and environment whose file rules match the record: of the command line, or of `Sandbox()` in Python.
+    """Return a policy and environment with the same file rules as the record.
 
-    If neither matches, return those of the command line.
+    They are those of the command line or of `Sandbox()` in Python, whichever match; those of the command line if neither does.
     """
     kinds = list(_kinds(options, _limits(options, record)))
     return next(((policy, env) for policy, env in kinds if rules_of(policy.files) == record.rules), kinds[0])
@@ -105,7 +105,7 @@ def _kinds(options: ReplayOptions, limits: Limits) -> Iterator[tuple[Policy, Map
 
 
 def _limits(options: ReplayOptions, record: Record) -> Limits:
-    """Return the limits. Those that affect the outcome come from the record, the others from the options or the defaults.
+    """Return the limits of a replay. Limits that affect the outcome come from the record, the others from the options or the defaults.
 
     Raises `RecordError` if a limit of the record exceeds the default.
     """

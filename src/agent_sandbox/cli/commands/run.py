@@ -1,7 +1,7 @@
-"""`run`: a command in the project's sandbox; and `sim`: the same on a clone that is thrown away.
+"""`run`: run a command in the project's sandbox; and `sim`: run it on a throw-away clone.
 
-The keeper is forked first, while this process has little memory to copy. The keeper gets ready on another processor. Meanwhile this process
-loads the rest of the program, finds the project and judges the action.
+The keeper (the parent process of the run) is forked first, while this process has little memory to copy. While the keeper gets ready on
+another processor, this process loads the rest of the program, finds the project and judges the action.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from agent_sandbox.runtime.process.zygote import Zygote
 
 
 def run(options: CommandOptions, console: Console) -> VerbResult:
-    """Run a command, or simulate it."""
+    """Run a command; for `sim`, simulate it."""
     forked = None if options.explain else Zygote(None)
     from agent_sandbox.cli.execute import perform
     from agent_sandbox.engine.work import Command

@@ -1,4 +1,4 @@
-"""`setup`, for a new user, once: make the state directory, check the machine, compile, and say what to do next."""
+"""`setup`, for a new user, once: make the state directory, check the machine, compile the WebAssembly interpreter, print the next steps."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LOOK_SECONDS = 0.25
 
 
 def compile_wasm() -> tuple[Compiled, str]:
-    """Compile the interpreter for WebAssembly, unless that has been done. Returns the outcome, and a message about it."""
+    """Compile the WebAssembly interpreter, unless it is compiled already. Returns the outcome, and a message about it."""
     try:
         runtime = here().wasm()
         if runtime.compiler is not None:
@@ -48,9 +48,9 @@ def compile_wasm() -> tuple[Compiled, str]:
 
 
 def _watched(command: list[str], compiler: Callable[[], int | None]) -> tuple[int, str]:
-    """Run the compiler, with a progress bar on a terminal. Returns its exit code and the last line of its messages.
+    """Run the compiler `command`, with a progress bar on a terminal. Returns its exit code and the last line of its messages.
 
-    It may have to wait for another compiler that was started before: `compiler` returns the id of that process.
+    It waits if another process is already compiling. `compiler` returns the id of that process, whose progress is then shown.
     """
     began = time.monotonic()
     said = b""
@@ -103,7 +103,7 @@ class ProblemFacts:
 
 @dataclass(frozen=True)
 class SetupResult(VerbResult):
-    """The outcome of `setup`. `rows` are the checks that are required or not ok. Outside Linux there is only `wasm`."""
+    """The outcome of `setup`. `rows` are the checks that are required or failed. Outside Linux only `wasm` is set up."""
 
     kind = "setup"
 
@@ -117,7 +117,7 @@ class SetupResult(VerbResult):
 
     @property
     def code(self) -> int:
-        """1 if nothing can run on this machine."""
+        """1 if no sandbox can run on this machine, else 0."""
         return 0 if self.usable else 1
 
     def text(self, console: Console) -> None:
@@ -132,7 +132,7 @@ class SetupResult(VerbResult):
 
 
 def setup() -> SetupResult:
-    """Make the state directory, check the machine, and compile the interpreter for WebAssembly."""
+    """Make the state directory, check the machine, and compile the WebAssembly interpreter."""
     store = Store.open(here().host.state)
     situation = Situation.look()
     rows = tuple(row for row in examine(situation) if row.required or row.status != "ok")

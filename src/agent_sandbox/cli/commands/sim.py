@@ -1,4 +1,4 @@
-"""`sim`: run a command on a throw-away clone and print a plan of its effects; and `carry-out`: do what a plan says, exactly."""
+"""`sim`: run a command on a throw-away clone and print a plan of its effects; and `carry-out`: apply exactly the effects of a plan."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ from agent_sandbox.workspace.stored_sandbox import Stored
 
 @dataclass(frozen=True)
 class SimulationResult(VerbResult):
-    """An effect plan.
+    """The effect plan of a simulated command.
 
-    The plan was printed while its clone existed, so `changes` is empty here.
+    `changes` is empty, because the changes were already printed, while the clone existed.
     """
 
     kind = "simulation"
@@ -64,11 +64,11 @@ class SimulationResult(VerbResult):
 
     @classmethod
     def of(cls, plan: EffectPlan, *, kept: bool, exit: int) -> SimulationResult:
-        """Return a plan as a result."""
+        """Return the result for a plan. `kept` says whether the plan was stored, `exit` is the exit code."""
         return cls(plan_head(plan), (), effect_facts(plan), kept, exit)
 
     def text(self, console: Console) -> None:
-        """Print nothing more."""
+        """Print nothing: the plan was already printed."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class ListedPlan:
 
 @dataclass(frozen=True)
 class PlansResult(VerbResult):
-    """The plans of all projects that can still be carried out."""
+    """The stored plans of all projects that can still be carried out."""
 
     kind = "plans"
 
@@ -113,7 +113,7 @@ class CarryOutResult(VerbResult):
 
     @property
     def code(self) -> int:
-        """0, or 3 if it was not approved."""
+        """3 if the plan was not approved, else 0."""
         return 0 if self.carried_out else NOT_APPROVED
 
     def text(self, console: Console) -> None:
@@ -130,7 +130,7 @@ class CarryOutResult(VerbResult):
 def simulate(
     options: CommandOptions, session: Session, work: Work, project: Project, console: Console, on_busy: Callable[[Busy], None]
 ) -> VerbResult:
-    """Simulate the work and print its plan. Its own output goes to standard error. At a terminal, offer to carry it out."""
+    """Simulate the work and print its plan. The work's own output goes to standard error. At a terminal, offer to carry out the plan."""
     sandbox = current_and_whole(options.project, options.policy)
     plans = Plans(sandbox.state.store)
     waiting = None if options.throw_away else Stored(sandbox.state)
@@ -163,7 +163,7 @@ def simulate(
 
 
 def _governing(project: Project) -> Policy:
-    """Return the policy under which a plan of a project is valid: the policy of the policy files, without options."""
+    """Return the policy that plans of a project are checked against: that of the policy files, without command line options."""
     return policy_of(PolicyOptions(), project)
 
 

@@ -15,7 +15,7 @@ from agent_sandbox.workspace.stored_sandbox import Stored
 
 @dataclass(frozen=True)
 class SandboxFacts:
-    """The sandbox that a result is about."""
+    """The project and the sandbox that a result is about."""
 
     inline = True
 
@@ -25,7 +25,7 @@ class SandboxFacts:
 
 @dataclass(frozen=True)
 class SnapshotFacts:
-    """A snapshot. `parent` is the one before it; an `automatic` one was not asked for."""
+    """A snapshot. `parent` is the id of the snapshot before it. An `automatic` snapshot was not requested by the user."""
 
     id: int
     label: str
@@ -35,13 +35,13 @@ class SnapshotFacts:
 
     @property
     def name(self) -> str:
-        """Its number and label, for people."""
+        """The number and label of the snapshot, for people."""
         return f"{self.id} {shown(self.label)}" if self.label else str(self.id)
 
 
 @dataclass(frozen=True)
 class ListedSnapshot(SnapshotFacts):
-    """A snapshot in the tree of all, at a depth. The sandbox descends from the `head`."""
+    """A snapshot in the tree of snapshots. `head` marks the snapshot on which the sandbox's present state is based."""
 
     head: bool
     depth: int
@@ -63,7 +63,7 @@ class SnapshotResult(VerbResult):
 
 @dataclass(frozen=True)
 class RollbackResult(VerbResult):
-    """The snapshot that the sandbox went back to, and the one that saved its state before, if it had changed."""
+    """The snapshot that the sandbox went back to (`to`), and the snapshot that saved unsaved changes before that (`kept`)."""
 
     kind = "rollback"
 
@@ -78,7 +78,7 @@ class RollbackResult(VerbResult):
 
 @dataclass(frozen=True)
 class SnapshotsResult(VerbResult):
-    """All snapshots, each after its parent. `used`: the sandbox has changed since its head."""
+    """All snapshots, each after its parent. `used` says whether the sandbox has changed since the snapshot that it is based on."""
 
     kind = "snapshots"
 
@@ -112,7 +112,7 @@ def rollback(options: SandboxOptions) -> RollbackResult:
 
 
 def snapshots(options: SandboxOptions) -> SnapshotsResult:
-    """Forget the named snapshots, and list the others."""
+    """Remove the snapshots that the options name, and list the others."""
     sandbox = current_and_whole(options.project, options.policy)
     stored = Stored(sandbox.state)
     forgotten = tuple(_facts(stored.forget(name)) for name in options.names)

@@ -1,4 +1,4 @@
-"""`status` and `reset`: describe the project's sandbox, and forget its changes."""
+"""`status` and `reset`: describe the project's sandbox, and drop its changes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LISTED = 10  # drifted paths; those that the sandbox changed too come first
 
 @dataclass(frozen=True)
 class PlaceCounts:
-    """The number of changes in each place."""
+    """The number of changes in the project, elsewhere on the machine, and in caches."""
 
     project: int
     elsewhere: int
@@ -29,7 +29,7 @@ class PlaceCounts:
 
 @dataclass(frozen=True)
 class MovedFacts:
-    """A path that changed in reality. `yours`: the sandbox changed it too; `read`: a run read it."""
+    """A real path that changed since the clone. `yours`: the sandbox changed it too; `read`: a run in the sandbox read it."""
 
     path: PathName
     kind: str
@@ -40,7 +40,7 @@ class MovedFacts:
 
 @dataclass(frozen=True)
 class DriftFacts:
-    """Changes in reality since the clone was made."""
+    """Changes of real files since the clone was made."""
 
     age_seconds: float
     sentence: str
@@ -50,7 +50,7 @@ class DriftFacts:
 
 @dataclass(frozen=True)
 class StatusResult(VerbResult):
-    """The project's sandbox."""
+    """The state of the project's sandbox."""
 
     kind = "status"
 
@@ -96,7 +96,7 @@ class StatusResult(VerbResult):
 
 @dataclass(frozen=True)
 class ResetResult(VerbResult):
-    """A sandbox whose changes were forgotten: how many, or null if they could not be counted."""
+    """A sandbox whose changes were dropped: how many, or null if they could not be counted."""
 
     kind = "reset"
 
@@ -132,7 +132,7 @@ def status(options: SandboxOptions) -> StatusResult:
 
 
 def _drift(sandbox: ProjectSandbox, pending: Pending, masks: list[str]) -> DriftFacts | None:
-    """Return what changed in reality since the clone was made; None if there is no clone, or it cannot be determined."""
+    """Return the changes of real files since the clone was made; None if there is no clone, or if they cannot be determined."""
     if not sandbox.state.exists:
         return None
     try:
@@ -145,7 +145,7 @@ def _drift(sandbox: ProjectSandbox, pending: Pending, masks: list[str]) -> Drift
 
 
 def _size(sandbox: ProjectSandbox) -> int:
-    """Return the disk usage of the sandbox: for an image, all blocks reserved for it."""
+    """Return the disk usage of the sandbox. For an image, this includes all blocks reserved for it."""
     if not sandbox.state.exists:
         return 0
     directory = os.open(sandbox.state.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -156,7 +156,7 @@ def _size(sandbox: ProjectSandbox) -> int:
 
 
 def _holder(sandbox: ProjectSandbox) -> str:
-    """Return who uses the sandbox now, by trying its lock for a moment; empty if nobody does."""
+    """Return a description of the process that uses the sandbox now; empty if none does. Tries the sandbox's lock for a moment."""
     try:
         with sandbox.state.lock(command="status"):
             return ""
@@ -165,7 +165,7 @@ def _holder(sandbox: ProjectSandbox) -> str:
 
 
 def reset(options: SandboxOptions, console: Console) -> VerbResult:
-    """Forget everything that the sandbox changed. At a terminal it asks first."""
+    """Drop all changes in the sandbox. At a terminal, ask first."""
     sandbox = current_and_whole(options.project, options.policy)
     pending = pending_in(sandbox, policy_of(options.policy, sandbox.project))
     known, existed = len(pending.changes), sandbox.state.exists

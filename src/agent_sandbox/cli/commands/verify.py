@@ -1,7 +1,7 @@
 """`verify`: attack real sandboxes on this machine, under this user's own policy, and report for each promise whether it held.
 
-`doctor` shows what the machine can do; `verify` shows what the product does with the machine. No file of the user is changed. Only entries
-in the ledger remain, because every run is recorded.
+`doctor` tests features of the machine; `verify` tests whether the sandbox keeps its promises with them. No file of the user is changed.
+Only entries in the ledger remain, because every run is recorded.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(frozen=True)
 class ProbeFacts:
-    """The result of a probe for one box, with the promise it is about."""
+    """The result of one probe (an attack) in one kind of sandbox (`box`), with the promise that it tests (`claim`)."""
 
     probe: str
     box: str
@@ -59,7 +59,7 @@ class ProbeFacts:
 
 @dataclass(frozen=True)
 class VerifyResult(VerbResult):
-    """The outcome of the attacks, for each promise and sandbox."""
+    """The results of all attacks, one for each promise and kind of sandbox."""
 
     kind = "verify"
 
@@ -70,7 +70,7 @@ class VerifyResult(VerbResult):
 
     @property
     def code(self) -> int:
-        """1 if a promise was broken, or if it could not be tested for a reason other than the machine; else 0."""
+        """1 if a promise was broken, or could not be tested although the machine permits the test; else 0."""
         return 0 if self.held else 1
 
     def text(self, console: Console) -> None:
@@ -79,7 +79,7 @@ class VerifyResult(VerbResult):
 
 @dataclass(frozen=True)
 class InterruptedResult(VerbResult):
-    """A verb that a signal ended. Nothing was left behind."""
+    """The result of a verb that was ended by a signal. Nothing is left behind."""
 
     kind = "interrupted"
 
@@ -95,7 +95,7 @@ class InterruptedResult(VerbResult):
 
 
 def verify(options: VerifyOptions, console: Console) -> VerbResult:
-    """Attack sandboxes, and compare with the promises."""
+    """Attack sandboxes on this machine, and report which promises held."""
     began = time.monotonic()
     received: list[int] = []
     try:
@@ -135,7 +135,7 @@ def _for(box: Box) -> list[Probe]:
 
 
 def _in_the_foreground(bench: DecoyBench, box: Box, *, progress: bool) -> Seen:
-    """Run the probes of one box and show their progress. The probes of the other boxes run in parallel and take less time."""
+    """Run the probes of one kind of sandbox, the slowest, and show their progress. The others run in parallel."""
     mine = _for(box)
 
     def starting(probe: Probe) -> None:
@@ -149,7 +149,7 @@ def _in_the_foreground(bench: DecoyBench, box: Box, *, progress: bool) -> Seen:
 
 
 def _must_run(box: Box) -> None:
-    """Raise `SandboxError` with the reason if no attempt can run in a box."""
+    """Raise `SandboxError` with the reason if a harmless attempt cannot run in this kind of sandbox."""
     try:
         box.run(Attempt("files", "nothing"))
     except NoAnswer as error:
@@ -159,7 +159,10 @@ def _must_run(box: Box) -> None:
 
 
 def _project(options: VerifyOptions) -> Project:
-    """Return the user's project, whose policy is used. In `/` or the home, where `run` refuses to work, return the current directory."""
+    """Return the project whose policy is tested.
+
+    In `/` and in the home directory, where `run` refuses to work, the current directory stands in for a project.
+    """
     try:
         return project_of(options.project)
     except PolicyError:
@@ -175,7 +178,7 @@ def _surroundings(policy: Policy) -> Surroundings:
 
 
 def _hidden_by(mask: Mask) -> list[str]:
-    """Return the paths that the mask must hide: its own path or, if the mask leaves an empty directory there, the real entries in it."""
+    """Return the paths that a mask must hide: its own path or, if it shows an empty directory there, the real entries in it."""
     if not mask.stays:
         return [mask.path]
     try:
@@ -185,7 +188,7 @@ def _hidden_by(mask: Mask) -> list[str]:
 
 
 def _places(policy: Policy) -> list[str]:
-    """Return directories that the sandbox shows: not its private ones, and none that the policy hides."""
+    """Return real directories that a sandbox shows under this policy, without those that are private to each sandbox."""
     chosen = (os.environ["TMPDIR"],) if os.environ.get("TMPDIR") else ()
     candidates = [os.path.realpath(path) for path in (*chosen, "/var/tmp", here().host.home, working_directory())]
     return [path for path in candidates if policy.files.reaches(path) and not any((path + "/").startswith(f"{own}/") for own in PRIVATE)]
@@ -199,7 +202,7 @@ def _forget(store: Store, bench: DecoyBench) -> None:
 
 
 def _remedies(results: list[ProbeResult]) -> dict[str, list[str]]:
-    """Return what `doctor` recommends for the parts that a broken promise rests on."""
+    """Return, for each probe that failed, the remedies that `doctor` gives for the kernel features it depends on."""
     from agent_sandbox.cli.commands.doctor import examine  # only after a failure
     from agent_sandbox.cli.remedies import Situation
 
@@ -229,7 +232,7 @@ def _unwound_by_signals(received: list[int]) -> Iterator[None]:
 
 
 def _facts(results: Sequence[ProbeResult], remedies: Mapping[str, Sequence[str]]) -> tuple[ProbeFacts, ...]:
-    """Return the results as values."""
+    """Return the results of probes as facts for the output."""
     return tuple(
         ProbeFacts(
             result.probe.name,
@@ -249,7 +252,7 @@ def _facts(results: Sequence[ProbeResult], remedies: Mapping[str, Sequence[str]]
 
 
 def _table(results: Sequence[ProbeFacts], seconds: float) -> None:
-    """Print a line per probe and a column per box; then each result that did not pass, with the attempt and the evidence."""
+    """Print one line per probe and one column per kind of sandbox; then each result that did not pass, with its attack and evidence."""
     style = Style.of_stdout()
     claims = {result.probe: result.claim for result in results}
     by_place = {(result.probe, result.box): result for result in results}
@@ -266,7 +269,7 @@ def _table(results: Sequence[ProbeFacts], seconds: float) -> None:
 
 
 def _grouped(results: Sequence[ProbeFacts]) -> list[tuple[ProbeFacts, list[str]]]:
-    """Group equal results that did not pass, worst first, each with its boxes."""
+    """Group equal results that did not pass, worst first. Returns each with the kinds of sandbox that it occurred in."""
     groups: dict[tuple[object, ...], tuple[ProbeFacts, list[str]]] = {}
     for result in results:
         if result.status != "pass":

@@ -1,4 +1,4 @@
-"""Show changes: unified, side by side, as a summary, as names, as a patch, or as data."""
+"""Show changes as a unified or side-by-side diff, a summary, a list of names, a patch, or data."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Material:
-    """The wanted changes, sorted, and where their content is."""
+    """The selected changes, sorted by place, and the sources of their old and new content."""
 
     project: str
     files: SortedChanges
@@ -68,23 +68,23 @@ class Material:
     effort: Effort
 
     def preview(self, change: Change) -> Preview:
-        """Compare both sides of a change. For a deleted path that was renamed, name the new path instead."""
+        """Compare the old and new content of a change. For a path that was renamed, give the new path instead."""
         if change.kind is Kind.DELETED and change.path in self.renamed:
             return Preview(change, (*facts(change), f"renamed to {named(self.renamed[change.path])}"))
         return compare(change, self.contents, self.former, limits=self.limits, effort=self.effort)
 
     def one_by_one(self, change: Change) -> tuple[Change, ...]:
-        """Return a change and, for a directory that goes away, the changes below it."""
+        """Return a change and, for a removed directory, the changes of the entries below it."""
         return self.machine.one_by_one(change, self.limits.inside)
 
     def name(self, change: Change) -> str:
-        """Return its name: relative to the project, or absolute outside. Not escaped."""
+        """Return the path of a change: relative inside the project, else absolute. Control characters are not escaped."""
         inside = self.project.rstrip("/") + "/"
         return change.path.removeprefix(inside) if change.path.startswith(inside) else change.path
 
 
 def gather(show: ShowOptions, project: str, changes: ChangeSet, contents: Contents, former: FormerContents | None = None) -> Material:
-    """Return the changes and contents to show with these options. Without `former`, the old side is the machine as it is now."""
+    """Select the changes to show with these options. `former` supplies their old content; without it, the machine's present files do."""
     everything = show.everything
     chosen = pair_renames(only(changes, show.only, project))
     limits = EVERYTHING if everything else DEFAULT
@@ -94,7 +94,7 @@ def gather(show: ShowOptions, project: str, changes: ChangeSet, contents: Conten
 
 
 def only(changes: ChangeSet, patterns: tuple[str, ...], project: str) -> ChangeSet:
-    """Return the changes that one of the patterns covers; all of them if there is no pattern. Raises `PolicyError`."""
+    """Return the changes that match one of the patterns; all changes without patterns. Raises `PolicyError` for an invalid pattern."""
     if not patterns:
         return changes
     covered = covering(patterns, project=project, home=here().host.home)
@@ -107,9 +107,9 @@ def check_patterns(patterns: tuple[str, ...]) -> None:
 
 
 def show(options: ShowOptions, material: Material, write: Callable[[bytes], object], console: Console, history: Iterable[str] = ()) -> bool:
-    """Write changes in the wanted form. Returns False for a patch that lacks content.
+    """Write changes in the format that the options select. Returns False for a patch that lacks content.
 
-    `history` are sentences about commits and branches. They are written in the forms for people, except for the names alone.
+    `history` are sentences about commits and branches. They are written in the formats for people, except for names alone.
     """
     if options.form == "json":
         from agent_sandbox.cli.render.json import write_changes  # only with --json
@@ -127,7 +127,7 @@ def show(options: ShowOptions, material: Material, write: Callable[[bytes], obje
 
 
 def rows(show: ShowOptions, material: Material, *, columns: int, words: bool) -> Iterator[Row]:
-    """Return the rows of a form for people. `words` marks differences inside lines."""
+    """Return the rows of a diff, summary or list of names for people. `words` marks the differences inside lines."""
     if show.form == "name-only":
         return _names(material)
     if show.form == "stat":
@@ -179,7 +179,7 @@ def _heading(text: str, *, after: bool) -> Iterator[Row]:
 
 
 def listed(change: Change) -> Row:
-    """Return one change as one line."""
+    """Return a change as one row, without content."""
     more = f" and {counted(change.inside, 'entry', 'entries')} below it" if change.inside else ""
     renamed = f" renamed from {named(change.renamed_from)}" if change.renamed_from else ""
     hidden = " (a real file that was hidden from the sandbox is here)" if change.masks_real else ""
@@ -192,7 +192,7 @@ _MOST_ENTRIES = 1_000_000  # of a deleted directory: a git patch must name each
 
 
 def refuse_on_a_terminal(show: ShowOptions) -> None:
-    """Raise `PolicyError` for a patch on a terminal: it holds the guest's bytes unchanged, escape sequences too."""
+    """Raise `PolicyError` for a patch on a terminal, because a patch contains the guest's bytes unescaped."""
     if show.form == "patch" and sys.stdout.isatty() and not show.raw:
         raise PolicyError(
             "a patch holds the program's bytes unchanged, and a terminal would act on them",
@@ -201,7 +201,7 @@ def refuse_on_a_terminal(show: ShowOptions) -> None:
 
 
 def patch(material: Material, write: Callable[[bytes], object], console: Console) -> bool:
-    """Write a patch, and print the changes that a git patch cannot hold. Returns whether it is complete."""
+    """Write a git patch, and print the changes that it cannot express. Returns whether the patch is complete."""
     files = material.files
     caches = tuple(change for change in files.noise if contains(material.project, change.path))
     inside = sorted((*files.project, *(caches if material.everything else ())), key=lambda change: change.path)
@@ -234,7 +234,7 @@ class LineFacts:
 
 @dataclass(frozen=True)
 class HunkFacts:
-    """A stretch of lines that differ, with their neighbours. `added_left_out` counts lines beyond the limit."""
+    """A hunk of a diff: lines that differ, with neighbouring lines. `added_left_out` counts added lines beyond the limit."""
 
     old_start: int
     old_lines: int
@@ -246,7 +246,7 @@ class HunkFacts:
 
 @dataclass(frozen=True)
 class BinarySide:
-    """Content that is not text."""
+    """The size and kind of a content that is not text."""
 
     bytes: int
     sort: str
@@ -254,7 +254,7 @@ class BinarySide:
 
 @dataclass(frozen=True)
 class BinaryFacts:
-    """Both sides of a change of content that is not text."""
+    """The old and the new side of a changed file that is not text."""
 
     before: BinarySide | None
     after: BinarySide | None
@@ -263,7 +263,7 @@ class BinaryFacts:
 
 @dataclass(frozen=True)
 class ContentFacts:
-    """The content of a change. Only `hunks` is there, as null, where content is not shown."""
+    """The content of a change. If the content is not shown, `hunks` is null and all other fields are omitted."""
 
     inline = True
 
@@ -279,7 +279,7 @@ class ContentFacts:
 
 @dataclass(frozen=True)
 class PlanFacts:
-    """The part of a plan about a changed path."""
+    """An effect plan's facts about one changed path: its risk, and the digest of its new content."""
 
     inline = True
 

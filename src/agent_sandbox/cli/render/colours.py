@@ -1,4 +1,4 @@
-"""Colours of diffs. They never change the text: without them, the same characters remain."""
+"""Colours of diffs. They only add escape sequences: without these, the text is the same."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def language_of(path: str) -> str:
 
 
 def roles(text: str, language: str) -> list[tuple[int, int, str]]:
-    """Return the keywords, strings, comments and numbers of a line, with their places."""
+    """Return the keywords, strings, comments and numbers of a line, each as start, end and kind."""
     if len(text) > _LONGEST_CODE:
         return []
     if language not in _EXPRESSIONS:
@@ -79,13 +79,13 @@ _LONGEST = 10_000  # characters of a line that are looked at one by one
 
 @dataclass(frozen=True)
 class Painter:
-    """Turns rows into lines for a terminal, or into plain ones."""
+    """Turns the rows of a diff into lines of text, with or without colours."""
 
     colours: bool
     _languages: dict[str, str] = field(default_factory=dict)
 
     def line(self, row: Row) -> str:
-        """Return one row as a line."""
+        """Return a row as a line of text."""
         if not self.colours:
             return row.plain
         language = self._language(row.path) if row.path else ""
@@ -125,7 +125,7 @@ def _painted(code: str, text: str) -> str:
 
 
 def _runs(pieces: list[tuple[str, str]]) -> str:
-    """Join neighbours of one colour."""
+    """Return pieces of (colour, text) as one text. Neighbours of the same colour share one escape sequence."""
     lines: list[str] = []
     code, run = "", ""
     for each, text in pieces:

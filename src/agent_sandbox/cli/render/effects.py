@@ -1,6 +1,7 @@
-"""An effect plan for people and for programs: what `sim` and `carry-out` print besides the diff.
+"""Effect plans for people and for programs: everything that `sim` and `carry-out` print except the diff.
 
-No row of ours begins with a blank or a sign, which are for content (see `workspace.diff.rows`), or with a name that a guest chose.
+Our own rows never begin with a blank, a sign or a name that a guest chose, so that they cannot be confused with file content (see
+`workspace.diff.rows`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _LONGEST = 500  # characters of a command
 
 
 def opening(plan: EffectPlan) -> Iterator[Row]:
-    """Return the rows before the changes: the plan, its command, how that ended, and a summary."""
+    """Return the rows before the changes: the plan, its command, how the command ended, and a summary."""
     yield ours(HEADING, f"# Effect plan {plan.digest[:SHORT]}: {plan.risk.level.value} risk")
     yield ours(FACT, f"command: {command_of(plan)}")
     limits = f", limits reached: {', '.join(plan.ended.limits_hit)}" if plan.ended.limits_hit else ""
@@ -48,7 +49,7 @@ def opening(plan: EffectPlan) -> Iterator[Row]:
 
 
 def without_history(material: Material) -> tuple[Material, tuple[Change, ...]]:
-    """Split off the changes of git's own records, unless everything is shown. Returns the other changes, and those."""
+    """Separate git's own bookkeeping in `.git`, unless everything is shown. Returns the other changes, and those of the bookkeeping."""
     if material.everything:
         return material, ()
     apart = tuple(change for change in material.files.project if _only_recorded(change, material))
@@ -62,7 +63,7 @@ def _only_recorded(change: Change, material: Material) -> bool:
 
 
 def recorded(changes: tuple[Change, ...], material: Material) -> Iterator[Row]:
-    """Return the rows for git's own records: one each, and one for all objects."""
+    """Return the rows for git's own bookkeeping: one per change, and a single row for all git objects."""
     if not changes:
         return
     objects = [change for change in changes if "/objects/" in f"{material.name(change)}/"]
@@ -134,7 +135,7 @@ def command_of(plan: EffectPlan) -> str:
 
 
 def minded(plan: EffectPlan) -> Iterator[tuple[Risk, str]]:
-    """Return each risk that is not low with its subject, ready to be shown; the highest first."""
+    """Return the medium and high risks, each with a description of what it is about; the highest first."""
     about = [(effect.risk, named(_relative(effect, plan))) for effect in plan.files]
     about += [(of_unlisted(plan.unlisted), "the files"), (of_unseen(plan.unseen), "the command")]
     about += [(of_deletions(plan.deletions), "all together"), (plan.ended.risk, "the command")]
@@ -159,7 +160,7 @@ def _grouped(plan: EffectPlan) -> dict[tuple[Level, str], list[str]]:
 
 @dataclass(frozen=True)
 class EndedFacts:
-    """The end of the command of a plan."""
+    """How the command of a plan ended."""
 
     code: int
     reason: str
@@ -168,7 +169,7 @@ class EndedFacts:
 
 @dataclass(frozen=True)
 class PlanHead:
-    """A plan without its effects."""
+    """An effect plan's command, risk and outcome, without its effects."""
 
     inline = True
 
@@ -203,7 +204,7 @@ class ProgramFacts:
 
 @dataclass(frozen=True)
 class NetworkFacts:
-    """Something that the command asked of the network."""
+    """A network request of the command, such as a name lookup or a connection."""
 
     action: str
     target: str
@@ -214,7 +215,7 @@ class NetworkFacts:
 
 @dataclass(frozen=True)
 class SecretFacts:
-    """A secret that the command tried to read, or was given."""
+    """A secret that the command tried to read, or that it was given."""
 
     sort: str
     name: PathName
@@ -224,7 +225,7 @@ class SecretFacts:
 
 @dataclass(frozen=True)
 class PredictionFacts:
-    """An effect that the text of the command predicts."""
+    """An effect that was predicted from the text of the command, not observed."""
 
     effect: str
     what: str
@@ -233,7 +234,7 @@ class PredictionFacts:
 
 @dataclass(frozen=True)
 class EffectFacts:
-    """The effects of a plan besides its changes of files."""
+    """The effects of a plan except its file changes."""
 
     inline = True
 
@@ -249,7 +250,7 @@ class EffectFacts:
 
 
 def effect_facts(plan: EffectPlan) -> EffectFacts:
-    """Return the effects of a plan as data, without its changes of files."""
+    """Return the effects of a plan except its file changes, as data."""
     return EffectFacts(
         plan.watched,
         tuple(ReadFacts(PathName(each.path), each.sha256 or None) for each in plan.read),
@@ -264,7 +265,7 @@ def effect_facts(plan: EffectPlan) -> EffectFacts:
 
 
 def plan_head(plan: EffectPlan) -> PlanHead:
-    """Return a plan as data, without its effects."""
+    """Return a plan's command, risk and outcome as data, without its effects."""
     return PlanHead(
         plan.digest,
         PathName(plan.project),
@@ -279,5 +280,5 @@ def plan_head(plan: EffectPlan) -> PlanHead:
 
 
 def plans_by_path(plan: EffectPlan) -> dict[str, PlanFacts]:
-    """Return the statements of a plan about each changed path."""
+    """Return the risk and digest that a plan gives for each changed path."""
     return {effect.path: PlanFacts(effect.sha256 or None, effect.risk) for effect in plan.files}

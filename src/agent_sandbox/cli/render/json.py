@@ -1,7 +1,7 @@
 """`--json`: one document on standard output, with a `schema` field that names its kind and version.
 
-Everything is ASCII, so that nothing a guest wrote can act on a terminal. Bytes that are not UTF-8 are never lost: after the text, in which
-they are replaced, stands the same in another spelling (`…_base64`, `…_hex`).
+Everything is ASCII, so that nothing a guest wrote can act on a terminal. Bytes that are not UTF-8 are replaced in a text field; a second
+field (`…_base64` or `…_hex`) then holds the exact bytes.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ Write = Callable[[bytes], object]
 
 
 def document(result: VerbResult) -> dict[str, Json]:
-    """Return a result as its document."""
+    """Return a result as the JSON document that --json prints."""
     return {"schema": f"agent-sandbox/{result.kind}/{VERSION}", **dict(_fields(result))}
 
 
 def print_document(result: VerbResult) -> None:
-    """Print a result as its document."""
+    """Print a result as a JSON document."""
     sys.stdout.write(json.dumps(document(result), indent=2) + "\n")
 
 
 def begin_document(write: Write, result: VerbResult) -> None:
-    """Write a document up to its `changes`, which are written one by one: there may be many."""
+    """Write the part of a document before its `changes`. The changes follow one by one, because there may be many."""
     before = [(name, value) for name, value in _split(result)[0]]
     lines = "".join(f"  {json.dumps(name)}: {json.dumps(value)},\n" for name, value in before)
     write(f'{{\n{lines}  "changes": ['.encode())
@@ -46,7 +46,7 @@ def write_changes(write: Write, changes: Iterator[object]) -> None:
 
 
 def end_document(write: Write, result: VerbResult) -> None:
-    """Write the rest of a document."""
+    """Write the part of a document after its `changes`."""
     write(b"\n  ]")
     for name, value in _split(result)[1]:
         write(f",\n  {json.dumps(name)}: {json.dumps(value)}".encode())
@@ -79,7 +79,7 @@ def encoded(value: object) -> Json:
 
 
 def _fields(value: object) -> Iterator[tuple[str, Json]]:
-    """Return the fields of a value: without those that are omitted, and with those of the values that stand inline."""
+    """Return the names and JSON values of a result's fields. Omitted fields are left out; fields of inline values are included directly."""
     for each in fields(value):  # type: ignore[arg-type]  # results are made of values
         name, held = each.name, getattr(value, each.name)
         if isinstance(held, Omitted):

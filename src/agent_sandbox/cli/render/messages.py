@@ -1,4 +1,4 @@
-"""Messages of the program itself: on standard error, and never with raw bytes of a guest in them. And the style of its reports.
+"""Messages of the program itself, on standard error, never with raw bytes of a guest; and the style of its reports.
 
 Nothing here needs Linux.
 """
@@ -30,15 +30,15 @@ class Console:
 
     @property
     def asks(self) -> bool:
-        """Whether there is a person to ask."""
+        """Whether a person can be asked."""
         return self.shows and at_a_terminal()
 
     def says_yes(self, question: str) -> bool:
-        """Ask a question and wait for the answer. Anything but a yes is a no."""
+        """Ask a question and return whether the answer is "y" or "yes"."""
         return self.answer(f"{question} [y/N] ") in ("y", "yes")
 
     def answer(self, prompt: str) -> str:
-        """Ask for a line and wait for it. All that was printed is on the terminal by then; what was typed before is no answer."""
+        """Print a prompt and return the line typed after it. Earlier output is flushed, earlier typing is discarded."""
         import termios  # only at a terminal
 
         sys.stdout.flush()
@@ -56,7 +56,7 @@ class Console:
 
 @dataclass(frozen=True)
 class Style:
-    """Colours of text outside diffs, or none."""
+    """Text styles for output other than diffs: colours, or none."""
 
     colours: bool
 
@@ -66,11 +66,11 @@ class Style:
         return cls(sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb")
 
     def status(self, word: str, width: int) -> str:
-        """Return a status in its colour, padded."""
+        """Return a status word in its colour, padded to `width`."""
         return self._in(_OF_STATUS.get(word, ""), f"{word:<{width}}")
 
     def heading(self, text: str) -> str:
-        """Return a title."""
+        """Return a text in the style of a heading."""
         return self._in(_BOLD, text)
 
     def _in(self, colour: str, text: str) -> str:
@@ -87,7 +87,7 @@ def shown(text: str) -> str:
 
 
 def say(text: str) -> None:
-    """Print one line on standard error. It is no failure if nobody reads it."""
+    """Print one line on standard error. If standard error is closed, do nothing."""
     try:
         os.write(2, f"{text}\n".encode(errors="replace"))
     except OSError:
@@ -95,12 +95,12 @@ def say(text: str) -> None:
 
 
 def remark(text: str) -> None:
-    """Print a message."""
+    """Print a message of the program on standard error."""
     say(f"{PROGRAM}: {shown(text)}")
 
 
 def complain(message: str, hint: str) -> None:
-    """Print an error: what and why, then what to do."""
+    """Print an error message, and below it the hint."""
     say(f"{PROGRAM}: error: {shown(message)}")
     if hint:
         say(f"  hint: {shown(hint)}")
@@ -110,7 +110,7 @@ RESET = b"\x1b[?1049l\x1b[!p\x1b[0m"
 
 
 def reset_terminal() -> None:
-    """Undo what an earlier program did to our terminal, before something is shown on it that a person is asked about.
+    """Reset our terminal, so that output of an earlier program cannot disguise what a person is asked to approve.
 
     Ends the alternate screen, margins, hidden text and other character sets (DECSTR), and colours.
     """

@@ -1,6 +1,6 @@
 """The user's pager, for output on a terminal that is longer than the screen.
 
-The pager is named by the user's environment and gets our text on its standard input: no shell, no file, no name of a guest's.
+The user's environment names the pager. It gets our text on its standard input; no shell, file or name chosen by a guest is involved.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _NONE = ("", "cat")
 
 
 class _PagerGone(Exception):
-    """The reader has seen enough."""
+    """The user has quit the pager."""
 
 
 @contextmanager
 def output(*, paged: bool = True) -> Iterator[Callable[[bytes], object]]:
-    """Yield a function that writes to standard output, or to a pager once there is more than a screen.
+    """Yield a function that writes to standard output, or to a pager as soon as the output exceeds a screen.
 
-    Quitting the pager ends the block, and is no error.
+    If the user quits the pager, the block ends without an error.
     """
     sys.stdout.flush()
     command = _command() if paged and sys.stdout.isatty() else []
@@ -54,7 +54,7 @@ def _command() -> list[str]:
 
 
 class _Sink:
-    """Holds back what fits on a screen; beyond that it starts the pager."""
+    """Buffers output up to the size of a screen. If there is more, starts the pager and writes to it."""
 
     def __init__(self, command: list[str], rows: int, columns: int) -> None:
         self._command, self._rows, self._columns = command, rows - 1, columns
@@ -96,11 +96,11 @@ class _Sink:
         signal.signal(signal.SIGINT, self._interrupt or signal.SIG_DFL)
 
     def forget(self) -> None:
-        """Drop the buffered output after a failure, so that half of it is not taken for all."""
+        """Discard the buffered output after a failure, so that incomplete output is not printed."""
         self._held.clear()
 
     def close(self) -> None:
-        """Print what was held back, or wait until the reader is done."""
+        """Print the buffered output, or wait until the user quits the pager."""
         if self._write is None:
             sys.stdout.buffer.write(b"".join(self._held))
             self._held.clear()

@@ -1,1 +1,1 @@
-"""Our code inside the sandbox: receive the program from the supervisor and become it."""
+"""Our code inside the sandbox: receive the program from the supervisor, and run it in this process."""

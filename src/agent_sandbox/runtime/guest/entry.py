@@ -1,4 +1,4 @@
-"""The entry point of a guest, after all confinement is in force: receive the payload, then become the program.
+"""The entry point of a guest, after all confinement is in force: receive the program, then run it in this process.
 
 This is our last code in the guest. It holds no secret and no privilege; a guest that tampers with it harms only itself.
 """
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 def run(payload: socket.socket, python: bool, ready: Callable[[], None]) -> NoReturn:
-    """Report that we are ready, receive the program and run it.
+    """Report that this guest is ready, receive its program from the supervisor, and run it.
 
-    When the program starts, the socket closes; if a conversation follows on it, a greeting is sent instead. Bytes before that are an error
-    message: why the program could not start.
+    When the program starts, the socket is closed or, if program and host converse, a greeting is sent on it. Anything sent before is the
+    error message of a program that could not start.
     """
     speaker, names = None, {}
     try:
@@ -57,7 +57,7 @@ def run(payload: socket.socket, python: bool, ready: Callable[[], None]) -> NoRe
 
 
 def enter(directory: str) -> None:
-    """Change the working directory. Raises RuntimeError if that fails."""
+    """Change to this working directory. Raises RuntimeError if that fails."""
     try:
         os.chdir(directory)
     except OSError as error:  # a FileNotFoundError would mean that the program is missing
@@ -65,7 +65,7 @@ def enter(directory: str) -> None:
 
 
 def _execute(argv: list[str], env: dict[str, str]) -> NoReturn:
-    """Execute a program as os.execvpe does, but without the module that it imports: an import through a fresh view is slow."""
+    """Execute a program as os.execvpe does, but without importing another module: imports through a fresh view are slow."""
     if "/" in argv[0]:
         os.execve(argv[0], argv, env)
     problem: OSError = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
@@ -89,7 +89,7 @@ def refuse(payload: socket.socket, error: BaseException) -> NoReturn:
 
 
 def _prepare_interpreter() -> None:
-    """Prepare the interpreter for a script, and touch the memory that it will use."""
+    """Prepare the interpreter for a script, and touch the memory that a script will use, so that it is copied beforehand."""
     with suppress(OSError):  # a view may lack this directory; then a script that needs it fails
         os.mkdir(SCRIPTS)
     script_runner.reseed()
@@ -103,7 +103,7 @@ def _forget_ourselves() -> None:
 
 
 def write_script(path: str, source: str) -> None:
-    """Write the source to the file that it is run as, and make its directory."""
+    """Write the source of a script to `path`, and make the directory for it."""
     # A real file, so that tracebacks show its lines and multiprocessing can import it again.
     with suppress(FileExistsError):
         os.mkdir(os.path.dirname(path))

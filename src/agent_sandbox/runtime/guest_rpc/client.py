@@ -1,7 +1,7 @@
-"""The guest's end of a conversation: send a question, wait for the answer.
+"""The guest's end of a conversation with the host: send a question, wait for the answer.
 
-All threads and processes of the guest together ask one question at a time. So a thread of an honest program does not read an answer to
-another thread. The supervisor does not rely on this order.
+All threads and processes of the guest together ask one question at a time, so that no thread reads the answer to another. The supervisor
+does not rely on that.
 """
 
 from __future__ import annotations
@@ -36,13 +36,16 @@ class Speaker:
         self._line.sendall(HELLO)
 
     def _start_afresh(self) -> None:
-        """Reset the state, also in a fork: a thread that exists only in the parent may hold the lock, and own the bytes read so far."""
+        """Reset the state at the start and in each fork, where the lock and the bytes read so far may belong to a thread of the parent."""
         self._lock = _thread.allocate_lock()
         self._asking = 0  # id of the thread that waits for an answer
         self._unread.clear()
 
     def ask(self, question: bytes) -> bytes:
-        """Return the host's answer. Raises ConnectionError if no answer can come, RuntimeError if this thread waits for one already."""
+        """Send a question and return the host's answer.
+
+        Raises ConnectionError if no answer can come, RuntimeError if this thread is already waiting for an answer.
+        """
         if self._asking == _thread.get_ident():
             raise RuntimeError("this thread is waiting for an answer of the host already")
         with self._lock, self._alone():
@@ -64,7 +67,7 @@ class Speaker:
             fcntl.lockf(self._turnstile, fcntl.LOCK_UN)
 
     def _answer_to(self, number: int) -> bytes:
-        """Return the answer to a question. Answers to other questions are dropped: an exception or a signal ended their waiting thread."""
+        """Return the answer to the question with this number. Drops answers to other questions, whose threads no longer wait."""
         while True:
             length, answered = TALK.unpack(self._read(TALK.size))
             if length > _LARGEST_ANSWER:

@@ -23,10 +23,10 @@ _REFUSAL = 8192  # largest error message of a guest whose program did not start
 
 
 class Conversation:
-    """The server of one conversation, over the supervisor's end of a socket."""
+    """The host's end of one conversation with a program, over the supervisor's end of a socket."""
 
     def __init__(self, line: socket.socket, talk: Talk, before: Callable[[], None]) -> None:
-        """Serve `talk` on `line`. `before` is called before each question is answered, because the answer may take long."""
+        """Answer questions on the socket `line` as `talk` says. `before` is called before each answer, which may take long."""
         line.setblocking(False)
         self.broken = ""  # why the conversation was ended
         self.hung_up = False  # whether the guest has closed its end
@@ -46,7 +46,7 @@ class Conversation:
 
     @property
     def lost(self) -> str:
-        """The reason to end the run: a malformed question, or a socket closed for too long during turns; empty if the run may go on."""
+        """The reason why the run must end, such as a malformed question or a closed socket; empty if it may go on."""
         if self.hung_up and self._turns and time.monotonic() - self._hung_up_at > HANGING_UP_SECONDS:
             return "it closed its line to its host"
         return self.broken
@@ -98,7 +98,7 @@ class Conversation:
         return not self.broken
 
     def _listen(self) -> None:
-        """Answer the received questions one by one, until it has to wait for the socket or for the next turn."""
+        """Answer the received questions one by one, until more bytes, or the next turn, must be waited for."""
         while not (self._unsent or self.broken or self.said is not None):
             question = self._next()
             if question is None:
@@ -126,7 +126,7 @@ class Conversation:
             self._clock.resume()
 
     def _next(self) -> tuple[int, bytes] | None:
-        """Return number and content of the next question, or None if it is incomplete. Sets `broken` if it is malformed."""
+        """Return the number and content of the next question; None if it has not arrived completely. Sets `broken` if it is malformed."""
         if not self._begun:
             if not self._unread.startswith(HELLO):
                 if len(self._unread) > _REFUSAL:

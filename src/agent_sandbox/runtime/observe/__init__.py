@@ -1,4 +1,4 @@
-"""Observations of a run, as values: for learning, simulation and a verbose log. Never for decisions: see `observer`."""
+"""What a run tried to do, as values: for learning, simulation and a verbose log, never for decisions (see `observer`)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ READ, WRITE, EXECUTE, CONNECT, RESOLVE, LISTEN = KINDS = ("read", "write", "exec
 class Observed:
     """An attempt of a program, observed from outside: its target, and whether the sandbox's rules allow it.
 
-    `kind` is one of KINDS. `target` is an absolute, normalised path of the view; HOST:PORT for connect and listen, IPv6 in brackets; the
-    name for resolve. `program` is the path of the executable, or its process name if the path cannot be read.
+    `kind` is one of KINDS. `target` is an absolute, normalised path in the view. For connect and listen it is HOST:PORT, with IPv6 in
+    brackets; for resolve, a host name. `program` is the path of the executable, or its process name if the path cannot be read.
     """
 
     kind: str
@@ -26,9 +26,9 @@ class Observed:
 
 @dataclass(frozen=True)
 class SeenAttempt:
-    """An attempt as the runtime sees it, without knowledge of the rules.
+    """An attempt of a program, as the runtime observes it. The runtime does not know whether the rules allow it.
 
-    `there` is whether a program to execute exists in the view: a search along PATH tries to execute it in every directory.
+    For an execution, `there` says whether the program exists in the view: a search along PATH also tries directories without it.
     """
 
     kind: str

@@ -62,7 +62,7 @@ class SyscallDecoder:
         self.asking = ""  # the program that last contacted the resolver
 
     def seen(self, call: Call) -> list[Found]:
-        """Return the targets that the call names; none if it names nothing. Raises PermissionError if we may not read its memory."""
+        """Return the files, programs and addresses that a system call names. Raises PermissionError if its memory may not be read."""
         _, pid, name, arguments = call
         try:
             program = self._program(pid)
@@ -122,7 +122,7 @@ class SyscallDecoder:
 
 
 def _opening(pid: int, name: str, arguments: list[int]) -> tuple[str, ...]:
-    """Return READ, WRITE or both for an open call; none for O_PATH. A file opened empty is not read."""
+    """Return READ, WRITE or both for an open call; nothing for O_PATH. A file that is truncated on opening does not count as read."""
     if name == "creat":
         return (WRITE,)
     flags = arguments[1 if name == "open" else 2]
@@ -146,7 +146,7 @@ def _path(pid: int, place: _Place, arguments: list[int]) -> str:
 
 
 def _absolute(name: bytes, where: str) -> str:
-    """Return a normalised absolute path. `where` is the link in /proc to the directory of a relative name."""
+    """Return a normalised absolute path. `where` is the link in /proc to the directory that a relative name starts from."""
     directory = "" if name.startswith(b"/") else os.readlink(where).removesuffix(" (deleted)")
     if directory and not directory.startswith("/"):
         raise ValueError("a pipe, or a socket")

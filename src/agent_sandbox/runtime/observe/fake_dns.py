@@ -1,4 +1,4 @@
-"""A DNS server for observed programs. It answers with made-up addresses, so that a later connection shows which name was meant.
+"""A DNS server for observed programs. It answers with made-up addresses, which later show the host name that a connection is meant for.
 
 Pure: a packet in, a packet out. Every packet is hostile. It understands one uncompressed question, as resolvers send it; anything else gets
 no answer. The addresses are from the ranges reserved for benchmarks (IPv4) and for documentation (IPv6), which no network uses.
@@ -23,16 +23,19 @@ _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789-_")
 
 
 class FakeDns:
-    """The queried names and the made-up address of each."""
+    """Answers DNS queries, and remembers the made-up address of each queried name."""
 
     def __init__(self, search: Sequence[str] = ()) -> None:
-        """Take the search domains that resolvers append to names. Names below them do not exist, so that resolvers query the plain name."""
+        """Take the search domains that resolvers append to names.
+
+        Names below these domains are answered as nonexistent, so that resolvers query the plain name.
+        """
         self._search = tuple(f".{domain}" for domain in search)
         self._places: dict[str, int] = {}
         self._names: list[str] = []
 
     def answer(self, packet: bytes) -> tuple[bytes, str]:
-        """Return the answer to a packet and the name that it queries; both empty if it is not a question."""
+        """Return the answer to a DNS packet, and the name that it queries; both empty if it is no valid question."""
         question = _question(packet)
         if question is None:
             return b"", ""
@@ -94,5 +97,5 @@ def _question(packet: bytes) -> tuple[int, int, str, int, int] | None:
 
 
 def _spelt(label: bytes) -> str:
-    """Return a label as in zone files: other bytes than letters, digits, `-` and `_` by number, so that a dot in it separates no labels."""
+    """Return a DNS label as text. Bytes other than letters, digits, `-` and `_` are written as numbers, as in zone files."""
     return "".join(chr(byte) if byte in _PLAIN else f"\\{byte:03d}" for byte in label)

@@ -1,8 +1,8 @@
 """The observer of a guest: a thread outside it that is notified of its system calls, decodes them, and lets every call continue.
 
-It serves learning, simulation and a verbose log; it is never a wall. It reads the arguments of a call at one moment, and another thread of
-the guest may change them afterwards. So a program can hide from it, but gains nothing: the view, the seccomp filter and the empty network
-hold anyway.
+Learning, simulation and a verbose log use it; it is not a wall. It reads the arguments of a call at one moment, and another thread of the
+guest may change them afterwards. So a program can hide from it, but gains nothing: the view, the seccomp filter and the empty network hold
+anyway.
 
 A guest waits while its call is decoded, so nothing queues up here: a flood of calls slows only the guest. The number of observations is
 limited; further calls continue undecoded, and a note says so. When the supervisor dies, the calls fail, and init ends the run as always.
@@ -83,7 +83,7 @@ class Observer:
         self._begun = True
 
     def taken(self) -> tuple[tuple[tuple[SeenAttempt, int], ...], tuple[str, ...]]:
-        """Return the observations since the last call, with their counts and in order of first appearance, and notes about missing ones."""
+        """Return the attempts since the last call, with counts, in order of first appearance; and notes about attempts not observed."""
         with self._lock:
             seen, self._seen, self._characters = self._seen, {}, 0
             unseen, failed, self._unseen, self._failed = self._unseen, self._failed, 0, 0

@@ -1,7 +1,8 @@
-"""The supervisor's handle of one guest. The guest waits for its program, receives it, runs while we pump its streams, and ends.
+"""The supervisor's handle of one guest. The guest waits for its program, receives it, runs while we pass its input and output, and ends.
 
 All messages to and from the guest's side are here: the request (paths and limits) to init, the program to the guest alone, orders to init,
-and reports of init. So are two steps that only the supervisor may do: it moves init into a cgroup and, as root, writes init's id maps.
+and reports of init. So are two steps that need the supervisor's privileges: it moves init into a cgroup and, as root, writes init's id
+maps.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ GRACE_SECONDS = 5.0  # seconds after the deadline within which init must end the
 
 
 def request_for(launch: Launch, inner_root: str = "") -> dict[str, Any]:
-    """Return the request to init. With `inner_root`, a process of ours runs the guest's code, which sees this directory as its root."""
+    """Return the request to init. With `inner_root`, the program runs inside a process of ours and sees this directory as its root."""
     limits = launch.limits
     native = not isinstance(launch.program, Hosted)
     return {
@@ -75,7 +76,7 @@ def request_for(launch: Launch, inner_root: str = "") -> dict[str, Any]:
 
 
 def counted(launch: Launch) -> dict[str, Any]:
-    """Return the settings of a guest that counts fuel or is deterministic."""
+    """Return the settings for fuel and determinism that are sent to the guest with the code."""
     return {
         "fuel": launch.limits.fuel,
         "seed": launch.deterministic,
@@ -85,7 +86,7 @@ def counted(launch: Launch) -> dict[str, Any]:
 
 
 def watched(launch: Launch) -> tuple[str, int] | None:
-    """Return the path of the layers that the keeper must measure, and their limit; None if there is nothing to measure.
+    """Return the path of the layers that the keeper must measure, and their size limit; None if there are none.
 
     Only layers in a directory on disk are measured. Other layers are in a filesystem whose size is the limit.
     """
@@ -179,13 +180,13 @@ class ProcessGuest:
 
     @property
     def waiting(self) -> bool:
-        """Whether the guest lives and waits for its program or turn. Until a waiting guest ends, its control socket is not readable."""
+        """Whether the guest lives and waits for its program or turn. If its control socket is readable, it has ended."""
         poller = select.poll()
         poller.register(self._control, select.POLLIN)
         return not poller.poll(0)
 
     def begin(self, launch: Launch) -> None:
-        """Start the clock and send the program. `launch` has the same view and limits, except wall time."""
+        """Start the clock and send the program. `launch` must have the view and limits that the guest was made with, except wall time."""
         self.launch = launch
         self._began = time.monotonic()
         if self._observer is not None:
@@ -201,14 +202,14 @@ class ProcessGuest:
             raise LaunchFailed(f"the program could not be handed over: {error.strerror or error}", hint="try again") from error
 
     def _start_clock(self) -> None:
-        """Make init end the run at its deadline, even if we die. A very short turn does not involve init."""
+        """Send init the deadline, so that it ends the run even if this process dies. A very short turn is over before this is called."""
         if not self._clocked:
             self._clocked, wall = True, self.launch.limits.wall_seconds
             with suppress(OSError):  # init has ended, and its report follows
                 self._allow(None if wall is None else self._left(wall))
 
     def _deadline(self, wall: float) -> float:
-        """Return the deadline. Time spent waiting for the host does not count."""
+        """Return the time at which the run must end. Time during which the program waited for the host does not count."""
         talk = self.launch.talk
         return min(self._began + self._waited + wall, math.inf if talk is None else talk.clock.ends)
 
@@ -234,7 +235,7 @@ class ProcessGuest:
                 self._allow(self._left(wall))
 
     def _allow(self, wall: float | None) -> None:
-        """Tell init that the run may take `wall` seconds from now; without a limit if None."""
+        """Tell init to end the run in `wall` seconds from now; never, if None."""
         self._control.sendall(ORDER.pack(GO, math.inf if wall is None else wall))
 
     def _await_readiness(self) -> None:
@@ -269,7 +270,7 @@ class ProcessGuest:
         return self._control.recv(1, socket.MSG_PEEK) == HERE
 
     def _hand_over(self) -> None:
-        """Send the program, and begin the conversation if the launch has one."""
+        """Send the guest its program, and begin the conversation if the launch has one."""
         program = self.launch.program
         message: dict[str, Any] = {"cwd": self.launch.cwd, "env": dict(self.launch.env)}
         match program:
@@ -292,16 +293,16 @@ class ProcessGuest:
 
     @property
     def init(self) -> int:
-        """The pid of its init, to look into its namespaces while it runs."""
+        """The pid of the guest's init, through which its namespaces can be inspected while it runs."""
         return self._init
 
     @property
     def terminal(self) -> int | None:
-        """The master side of the guest's terminal, to resize it."""
+        """The master side of the guest's terminal; None if it has no terminal."""
         return self._terminal
 
     def wake_on(self, fd: int) -> None:
-        """Make `wait` watch and drain a non-blocking descriptor, too: the far end of `signal.set_wakeup_fd`.
+        """Make `wait` also watch and drain this non-blocking descriptor: the reading end of the pipe given to `signal.set_wakeup_fd`.
 
         Python runs signal handlers between its bytecodes. Without this descriptor, a signal just before a blocking call is handled only
         after the call returns.
@@ -332,7 +333,7 @@ class ProcessGuest:
             return
 
     def wait(self) -> Completed:
-        """Pump until no process of the guest lives, and return the end of the run. Our own clean-up may take a moment longer."""
+        """Pass input and output until no process of the guest lives, and return its end. Our own clean-up may take a moment longer."""
         limit = self.launch.limits.output_bytes
         poller = Poller()
         source: Source | None
@@ -361,7 +362,7 @@ class ProcessGuest:
         return replace(completed, observed=observed)
 
     def turn(self, work: bytes, launch: Launch, *, idle: float | None) -> tuple[Completed, bytes | None]:
-        """Give the guest its next turn, with the limits and callbacks of `launch`, and pump until it asks for another.
+        """Give the guest its next turn, with the limits and callbacks of `launch`, and pass its output until it asks for another.
 
         Return the output and the request for the next turn. If the guest ended during the turn, return its end and None. Between turns we
         read nothing from the guest, and it is ended after `idle` seconds. Call this for one turn at a time.
@@ -390,7 +391,7 @@ class ProcessGuest:
         return self._with_observed(_completed(end, sinks)), said
 
     def _pump(self, sinks: dict[str, Sink], poller: Poller) -> bytes | None:
-        """Pump until no process of the guest lives, or until the guest asks for its next turn. Return that request, or None."""
+        """Pass input and output until no process of the guest lives, or the guest asks for its next turn. Return that request, or None."""
         wall = self.launch.limits.wall_seconds
         late = False
         talk = self._talk
@@ -483,7 +484,7 @@ class ProcessGuest:
             return False
 
     def settle(self) -> None:
-        """Kill the guest if it runs, and wait until none of its processes writes. Its layers can still be read."""
+        """Kill the guest if it runs, and wait until all its processes have ended. Its layers can still be read."""
         if "exit" in self._messages or self._control.fileno() < 0:
             return
         self._end("killed")
@@ -572,7 +573,7 @@ def _exit_of(
 
 
 def _await_end_of(init: int, seconds: float) -> None:
-    """Wait for the end of an init that was killed: the kernel then ends everything in its namespace."""
+    """Wait at most `seconds` for the end of an init that was killed. The kernel then kills all processes of its pid namespace."""
     if not init:
         return
     try:

@@ -1,4 +1,4 @@
-"""A pool of guests made beforehand: confined, and waiting for their program. Each guest is used once. A run without such a guest is slower.
+"""A pool of guests that are made in advance, confined, and wait for their program. Each is used once. Without one, a run starts slower.
 
 A shelf holds guests for one kind of launch: the same view, limits, permissions and preloaded modules. What differs between runs of a kind
 (program, environment, input, working directory, wall time, conversation) reaches a guest only when the guest is used. A thread refills the
@@ -30,7 +30,7 @@ POLITE_SECONDS = 0.003  # pause after a run before the next guest is made, so th
 
 @dataclass
 class _Shelf:
-    """A shelf of `wanted` guests for launches like `launch`, which has no code, environment or input in it."""
+    """The waiting guests for one kind of launch. `wanted` is how many to keep. `launch` has no code, environment or input in it."""
 
     launch: Launch
     wanted: int = 0
@@ -41,7 +41,7 @@ class _Shelf:
 
 
 class Pool:
-    """At most `most` waiting guests, made by `make`. Safe to use from many threads."""
+    """A pool of at most `most` waiting guests, which `make` makes. Safe to use from many threads."""
 
     def __init__(self, make: Callable[[Launch], ProcessGuest], *, most: int) -> None:
         self._make = make
@@ -53,7 +53,7 @@ class Pool:
         self._closed = False
 
     def take(self, launch: Launch) -> ProcessGuest | None:
-        """Return a waiting guest for this launch, or None. If the launch has a kind, a new guest is made for the next such launch."""
+        """Return a waiting guest for this launch, or None. Also has another guest made for the next launch of this kind."""
         key = kind_of(launch)
         if key is None:
             return None
@@ -99,7 +99,7 @@ class Pool:
             thread.join()
 
     def _tend(self, *, after: float = 0.0) -> None:
-        """Wake the thread, which waits `after` seconds before it works. The caller holds the lock."""
+        """Wake the thread that refills the shelves, after `after` seconds. The caller holds the lock."""
         self._pause = after
         if self._thread is None and not self._closed:
             self._thread = threading.Thread(target=self._keep_tending, name="agent-sandbox-pool", daemon=True)
@@ -126,7 +126,7 @@ class Pool:
                 self._fill(shelf)
 
     def _clear(self) -> list[ProcessGuest]:
-        """Remove and return surplus guests. The caller holds the lock."""
+        """Remove and return the guests that have ended or are no longer wanted. The caller holds the lock."""
         now = time.monotonic()
         surplus: list[ProcessGuest] = []
         for key, shelf in list(self._shelves.items()):
@@ -146,7 +146,7 @@ class Pool:
         return surplus
 
     def _most_wanting(self) -> _Shelf | None:
-        """Return the shelf to fill next: of those that lack guests, the one used last; None if the pool is full."""
+        """Return the shelf to refill next: the one used last of those that lack guests. None if there is none or the pool is full."""
         if sum(len(shelf.guests) for shelf in self._shelves.values()) >= self._most:
             return None
         lacking = [shelf for shelf in self._shelves.values() if len(shelf.guests) < shelf.wanted]

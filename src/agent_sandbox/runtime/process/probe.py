@@ -1,6 +1,6 @@
-"""Probe the `process` runtime: a real launch shows what it enforces on this host.
+"""Probe the `process` runtime: a real launch shows which guarantees it enforces on this host.
 
-The guest itself looks around and reports what it sees. That a call to switch on a protection succeeded is no proof.
+The guest itself tests what it can see and do. That a system call to confine it succeeded is no proof.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ print("programs-confined", sealed and all(os.statvfs(place).f_flag & os.ST_NOEXE
 
 
 def probe(runtime: ProcessRuntime) -> Support:
-    """Launch a guest that looks around, and return what it found. Never raises."""
+    """Launch a guest that tests its own confinement, and return the guarantees that hold. Never raises."""
     try:
         gated = landlock.abi() >= landlock.FIRST_USABLE
         look = trial(_LOOK_AROUND + _LOOK_FOR_CODE) if gated else trial(_LOOK_AROUND)
@@ -77,7 +77,7 @@ def probe(runtime: ProcessRuntime) -> Support:
 
 
 def trial(code: str) -> Launch:
-    """Return a launch of code on a minimal view."""
+    """Return a launch that runs this Python code on a minimal view."""
     plan = MountPlan(
         ThrowAway(SIZE),
         (

@@ -1,4 +1,4 @@
-"""Streams between the supervisor and a guest: its output up to the limit, its input as fast as the guest reads, and the guest's own report.
+"""The streams between the supervisor and a guest: output up to its limit, input as fast as the guest reads, and the guest's final report.
 
 No buffer here grows with what a guest writes. Bytes beyond the limit are read and dropped, so that a program that prints too much can still
 finish its work. A run that never stops printing is ended.
@@ -27,7 +27,7 @@ PATIENCE_BYTES = 64 << 20  # a run that prints more than this and 16 times its l
 
 
 def make_pipes(stdin: bytes | int, ours: dict[str, int], theirs: list[int]) -> None:
-    """Make the guest's three streams. Each end is noted at once, so that it is closed even if we run out of descriptors."""
+    """Make the guest's three streams. Adds each end to `ours` or `theirs` at once, so that it is closed even if a later step fails."""
     if stdin == DEVNULL:
         theirs.append(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
     else:
@@ -45,7 +45,7 @@ def make_pipes(stdin: bytes | int, ours: dict[str, int], theirs: list[int]) -> N
 
 
 class Sink:
-    """One output stream of a guest."""
+    """Reads one output stream of a guest, up to a limit."""
 
     def __init__(self, name: str, fd: int, limit: int | None, launch: Launch) -> None:
         self.name: Literal["stdout", "stderr"] = "stdout" if name == "stdout" else "stderr"
@@ -64,7 +64,7 @@ class Sink:
         return self._limit is not None and self._taken > max(16 * self._limit, PATIENCE_BYTES)
 
     def take(self) -> bool:
-        """Read what there is. Returns False when the stream has ended."""
+        """Read the bytes that are available. Returns False at the end of the stream."""
         try:
             data = os.read(self.fd, CHUNK)
         except BlockingIOError:
@@ -86,7 +86,7 @@ class Sink:
         return True
 
     def drain(self) -> None:
-        """Read the rest, after every writer has gone."""
+        """Read the remaining bytes, after all processes of the guest have ended."""
         before = -1
         while before != self._taken:
             before = self._taken
@@ -94,7 +94,7 @@ class Sink:
                 return
 
     def take_what_is_there(self) -> None:
-        """Read what was written until now, even if writers go on."""
+        """Read the bytes that are in the pipe now, and not those that are written meanwhile."""
         import fcntl  # only sessions need these modules
         import termios
 
@@ -110,12 +110,12 @@ class Sink:
         return b"".join(self._parts)
 
     def close(self) -> None:
-        """Close our end."""
+        """Close our end of the stream."""
         os.close(self.fd)
 
 
 class Poller:
-    """Calls a function when its descriptor is ready, and drops those that return False.
+    """Calls a function whenever its descriptor is ready. A function that returns False is not called again.
 
     It does not use epoll: the kernel limits the epoll watches of each user. A rootless guest is the same user, and could use them all up.
     """
@@ -128,7 +128,7 @@ class Poller:
         return fd in self._calls
 
     def add(self, fd: int, call: Callable[[], bool], *, event: int = select.POLLIN) -> None:
-        """Watch a descriptor."""
+        """Call `call` whenever this descriptor is ready."""
         self._calls[fd] = call
         self._poll.register(fd, event)
 
@@ -138,7 +138,7 @@ class Poller:
             self._poll.unregister(fd)
 
     def wait(self, seconds: float | None) -> bool:
-        """Wait at most so long, and call the functions of ready descriptors. Returns whether there were any."""
+        """Wait at most `seconds`, and call the functions of ready descriptors. Returns whether there were any."""
         ready = self._poll.poll(None if seconds is None else seconds * 1000)
         for fd, _ in ready:
             call = self._calls.get(fd)
@@ -148,7 +148,7 @@ class Poller:
 
 
 class Source:
-    """The guest's input: bytes, or the content of a caller's descriptor, which the guest itself never holds."""
+    """Writes the guest's input: given bytes, or what a descriptor of the caller supplies. The guest never gets that descriptor."""
 
     def __init__(self, data: bytes | int, fd: int, poller: Poller) -> None:
         self._from = data if isinstance(data, int) else None
@@ -159,7 +159,7 @@ class Source:
         self._arrange()
 
     def _arrange(self) -> None:
-        """Watch for room if there is something to write, else for something to read; close when both are over."""
+        """Wait until pending bytes can be written; if none are pending, until more can be read. Close the input if nothing is left."""
         assert self._fd is not None
         if self._pending:
             self._poller.add(self._fd, self._write, event=select.POLLOUT)
@@ -206,7 +206,7 @@ class Source:
 
 @dataclass(frozen=True)
 class GuestReport:
-    """The last words of a guest. `refused` is the exit code of a program that could not start, for the reason in `why`; else None."""
+    """The final report of a guest. If its program could not start, `refused` is the exit code, else None; `why` is the reason."""
 
     inputs: bytes = b""
     refused: int | None = None
@@ -214,14 +214,14 @@ class GuestReport:
 
 
 class Reply:
-    """The bytes that a guest sends to its supervisor, read as they come, or at the end."""
+    """Reads the bytes that a guest sends to its supervisor: first whether it is ready, later its final report."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._kept = b""
 
     def refusal(self) -> str | None:
-        """Wait for the first byte. Return None if the guest is ready, else the reason why it is not. Raises TimeoutError.
+        """Wait for the guest's first byte. Return None if the guest is ready, else the reason why it is not. Raises TimeoutError.
 
         From a ready guest only this byte is read: the next bytes may already be the reason why the program could not start.
         """
@@ -234,7 +234,7 @@ class Reply:
         return parsed(words).why or "it ended before it was ready"
 
     def take(self) -> bool:
-        """Read what there is. Returns False when the other side has closed."""
+        """Read the bytes that are available. Returns False when the guest has closed its end."""
         self._socket.settimeout(0)
         try:
             said = self._socket.recv(65536)
@@ -246,7 +246,7 @@ class Reply:
         return bool(said)
 
     def said(self) -> GuestReport:
-        """Return the complete report. Call it after the guest has ended; the report is empty if it was killed before sending one."""
+        """Return the final report, after the guest has ended. It is empty if the guest sent none."""
         before = -1
         while len(self._kept) != before and self.take():
             before = len(self._kept)
@@ -254,7 +254,7 @@ class Reply:
 
 
 def parsed(words: bytes) -> GuestReport:
-    """Parse the last words of a guest."""
+    """Parse the final report of a guest."""
     if words.startswith(INPUTS):
         return GuestReport(words.removeprefix(INPUTS))
     if not words:

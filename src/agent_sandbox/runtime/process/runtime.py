@@ -56,10 +56,10 @@ class ProcessRuntime:
     ) -> None:
         """With `single_threaded` the caller promises that its process has one thread. Native programs then start from a fork of the caller.
 
-        `forked` is such a fork that exists already. It is used for native programs, and `close` closes it with the zygotes.
-        `warm` is how many guests may wait ready at once, for the kinds of launches that were used lately. Each guest is used once.
-        `start` starts a zygote that has these modules. A runtime that is built on this one passes its own `traits`, and `inner_root`, the
-        directory of the view that is the root of its programs. These programs run inside a process of ours.
+        `forked` is such a fork that exists already. It is used for native programs, and `close` closes it with the zygotes. `warm` is how
+        many guests may wait ready at once, for the kinds of launches that were used lately. Each guest is used once. `start` starts a
+        zygote with these modules preloaded. A runtime that is built on this one passes its own `traits`, and `inner_root`, the directory of
+        the view that is the root of its programs. These programs run inside a process of ours.
         """
         self.traits = traits
         self._single_threaded = single_threaded
@@ -76,7 +76,7 @@ class ProcessRuntime:
             os.register_at_fork(after_in_child=lambda: (method := start_afresh()) and method())
 
     def _start_afresh(self) -> None:
-        """Start without zygotes and waiting guests. In a fork of the application these belong to the parent, and so may the lock."""
+        """Start without zygotes and waiting guests. A fork of the application calls this, too: those it has belong to the parent."""
         self._zygotes: dict[tuple[str, ...] | None, Zygote] = {}
         self._lock = _thread.allocate_lock()
         self._pool = self._new_pool()
@@ -95,7 +95,7 @@ class ProcessRuntime:
         return probe(self)
 
     def absence(self) -> str:
-        """Return "": always usable. A launch that this host cannot enforce fails with the reason."""
+        """Return "": this runtime can always be tried. A launch that this host cannot enforce fails with the reason."""
         return ""
 
     def prepare(self) -> str:
@@ -175,7 +175,7 @@ class ProcessRuntime:
             zygote.close(leaving=leaving)
 
     def _zygote(self, launch: Launch) -> Zygote:
-        """Return the zygote with the launch's modules. For a native program, return a fork of the caller if the caller has one thread."""
+        """Return the zygote that has the launch's modules; for a native program of a single-threaded caller, a fork of the caller."""
         key = None if self._single_threaded and not isinstance(launch.program, PythonCode) else launch.preload
         with self._lock:
             zygote = self._zygotes.get(key)

@@ -1,7 +1,8 @@
-"""The supervisor's side of a zygote: a warm interpreter that forks every run, is its keeper, and cleans up after it.
+"""The supervisor's side of a zygote: a warm interpreter from which every run is forked. It is also the keeper, which cleans up after a run.
 
 Usually a zygote is a new process of our interpreter (see `zygote_program`). For native programs, a caller with one thread may fork itself
-instead: that takes a twentieth of the time. If the caller forks early, before it has loaded much, the fork gets ready beside the caller.
+instead: that takes a twentieth of the time. If the caller forks early, before it has loaded much, the fork gets ready while the caller goes
+on.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Zygote:
     """The link to one zygote. The first `start` waits until it is ready. Safe to use from many threads."""
 
     def __init__(self, words: Sequence[str] | None = (), *, program: str = _PROGRAM) -> None:
-        """Execute a zygote with these words, usually modules to preload; with None fork the caller, which must have one thread."""
+        """Start a zygote with these words, usually modules to preload. With None, fork the caller instead, which must have one thread."""
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         me = os.pidfd_open(os.getpid())
         try:
@@ -72,16 +73,16 @@ class Zygote:
 
     @cached_property
     def hierarchies(self) -> tuple[Hierarchy, ...]:
-        """The cgroup hierarchies in which its runs can be placed."""
+        """The cgroup hierarchies in which this zygote's runs can be placed."""
         from agent_sandbox.kernel import cgroups  # not before the first run: a zygote is forked early
 
         return cgroups.here()
 
     def start(self, streams: Sequence[int]) -> GuestLine:
-        """Fork an init that waits for its request. `streams` are the guest's three, or none if init makes a terminal.
+        """Fork an init that waits for its request. `streams` are the guest's three standard streams, or none if init makes a terminal.
 
-        Raises PolicyError when a module to preload is not there, LaunchFailed when the zygote never came up, OSError when it has gone or
-        there are no descriptors left.
+        Raises PolicyError if a module to preload is missing, LaunchFailed if the zygote could not start, OSError if it has ended or there
+        are no descriptors left.
         """
         with self._lock:
             if self._failure is not None:
@@ -110,9 +111,9 @@ class Zygote:
         return line
 
     def watch(self, number: int, layers: str, limit: int) -> int:
-        """Have the keeper measure the layers of a run, and end it when they exceed this many bytes.
+        """Make the keeper measure the layers of a run, and end the run if they exceed `limit` bytes.
 
-        Returns the end of a pipe on which a byte tells of that. Raises OSError.
+        Returns the reading end of a pipe, which gets a byte when that happens. Raises OSError.
         """
         told, tell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
@@ -167,7 +168,7 @@ class Zygote:
         return self._process >= 0 and not self._ends_within(0)
 
     def close(self, *, leaving: bool = False) -> None:
-        """Let the zygote end after the last of its runs. With `leaving`, this process ends now, and does not wait for the zygote."""
+        """Make the zygote end after the last of its runs. With `leaving`, this process is about to exit and does not wait for it."""
         with self._lock:
             self._closing = True
             if not self._open or not self.alive:
@@ -209,7 +210,7 @@ def _send(link: socket.socket, order: bytes, descriptors: Sequence[int]) -> None
 
 
 def argv_for(program: str, *words: str) -> list[str]:
-    """Return a command that runs `main` of one of our modules. Its arguments are our root, `words`, and the package path.
+    """Return a command that runs `main` of one of our modules. Its arguments are the directory of our package, then `words`.
 
     It does not use `-m`: the application may have imported us, or packages, through its own `sys.path`.
     """
@@ -217,12 +218,12 @@ def argv_for(program: str, *words: str) -> list[str]:
 
 
 def packages() -> str:
-    """Return the package path, for a process that starts without it."""
+    """Return the directories of installed packages in `sys.path`, as one string, for a process that does not have them."""
     return os.pathsep.join(path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages"))
 
 
 def _execute(link: int, supervisor: int, words: Sequence[str], program: str) -> int:
-    """Execute our interpreter on our module, with an environment of our own. No part of the environment comes from a guest."""
+    """Start our interpreter with one of our modules, and a fixed environment. Return its pid."""
     image, surroundings = _sealed_image(os.path.realpath(sys.executable))
     argv = argv_for(program, str(link), str(supervisor), packages(), *words)
     kept = [
@@ -239,10 +240,10 @@ def _execute(link: int, supervisor: int, words: Sequence[str], program: str) -> 
 
 
 def _fork(link: socket.socket, supervisor: int) -> int:
-    """Fork the caller as keeper. The fork has nothing of the caller but its memory.
+    """Fork the caller, as the keeper. Return its pid. The fork inherits only the caller's memory.
 
-    The fork keeps no descriptor of the caller. With a copy of the writing end, a guest's input would not end; with a copy of a lock file,
-    the lock would stay held; with a copy of the caller's output, its reader would wait for the fork.
+    The fork closes all descriptors of the caller. With a copy of the writing end of a guest's input, that input would not end; with a copy
+    of a lock file, the lock would stay held; with a copy of the caller's output, its reader would wait for the fork.
     """
     child = os.fork()
     if child:
@@ -268,7 +269,7 @@ def _orphans_are_reaped() -> bool:
 
 
 def _sealed_image(interpreter: str) -> tuple[int | None, dict[str, str]]:
-    """Return a sealed copy of an interpreter that this user owns, and the variables that the copy needs; None if no copy is needed.
+    """Return a sealed copy of an interpreter that this user owns, and environment variables for it; None and {} if no copy is needed.
 
     A forked guest reaches the file that the zygote was executed from, as /proc/self/exe, although its view does not show the file. If our
     uid owns the file, the guest can change its mode and, on some kernels, its content. Guests of root have other ids than root.

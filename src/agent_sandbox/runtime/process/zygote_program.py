@@ -19,7 +19,7 @@ from agent_sandbox.runtime.guest import entry
 
 
 def begin() -> tuple[socket.socket, int, list[str]]:
-    """Return the arguments of every zygote: the link to the supervisor, its pidfd, and the remaining words."""
+    """Read the arguments that every zygote has. Return the socket to the supervisor, the supervisor's pidfd, and the remaining words."""
     root, link_fd, supervisor_fd, packages, *words = sys.argv[1:]
     sys.path.remove(root)
     sys.path.extend(path for path in packages.split(os.pathsep) if path and path not in sys.path)
@@ -34,7 +34,7 @@ def begin() -> tuple[socket.socket, int, list[str]]:
 
 
 def main() -> None:
-    """The zygote program. Ends when the supervisor closes the link or dies."""
+    """Import the modules to preload, then serve as keeper until the supervisor closes the link or dies."""
     link, supervisor, preload = begin()
     for name in preload:
         try:

@@ -1,4 +1,4 @@
-"""The input and output of the router. Values only."""
+"""The values that the router takes and returns."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Feature(Enum):
 
 @dataclass(frozen=True)
 class Workload:
-    """One thing to run: source in a language, by its canonical name, or a COMMAND, whose words do not matter here.
+    """The work to find a runtime for: source in a language, or a COMMAND, whose words the router does not need.
 
     repeatable: whether a run that lacks something can start again unnoticed. A run cannot if it has read input from a descriptor, passed
         output on, or called a tool of the caller.
@@ -57,20 +57,20 @@ class Permits:
 
     @classmethod
     def of(cls, policy: Policy) -> Permits:
-        """Return the part of a policy that matters here. Its file rules hold on every runtime alike and decide nothing."""
+        """Return the permissions of a policy that can explain a route. File rules are left out: they hold in every runtime."""
         return cls(policy.processes, policy.network)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A runtime as the router sees it: its traits, and why it is unavailable, if it is."""
+    """A runtime that the router may choose: its traits, and the reason if it is unavailable."""
 
     traits: Traits
     unavailable: str = ""
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The name of the runtime."""
         return self.traits.name
 
     @property
@@ -81,7 +81,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class ProgramNeeds:
-    """The needs of a program, as far as its text shows. Lines are those of the first occurrence.
+    """The modules and features that a program needs, as far as its text shows. Line numbers are those of the first occurrence.
 
     `choices` are alternative imports, one of which must exist, in the program's order of preference. `unseen` lists uses that the text does
     not show; `unreadable` is the reason if it could not be read at all. `loose` are modules passed around as values, so that any of the
@@ -101,7 +101,7 @@ class ProgramNeeds:
 
 @dataclass(frozen=True)
 class Route:
-    """The chosen runtime and the reason, the others and the reasons against them, and where to start again, once, if anything is missing.
+    """The chosen runtime and the reason, the other runtimes and the reasons against them, and the runtime for one retry.
 
     `runtime` is None if no runtime supports the language with these guarantees: then nothing may run. On a retry, `fell_forward` is the
     error of the first try, in the program's own words; nothing of that try was kept.

@@ -1,7 +1,7 @@
-"""Tell what a program needs of a runtime: modules, names and features, from what the reader of its language saw.
+"""Find out what a program needs of a runtime: modules, names and features, from what the reader of its language found in its text.
 
-The tables say which dotted name needs which feature. Text that is too large, not of its language, or too intricate is not read at all, and
-goes to a runtime that need not understand it. A string counts as code where the program can run it.
+The tables say which dotted name needs which feature. A text that is too large, malformed or too complex is not read at all; the program
+then goes to a runtime that can run anything. A string counts as code where the program can run it.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ _MAKES_CODE = frozenset({"eval", "Function", "constructor", "GeneratorFunction",
 
 
 def by_its_width(node: ast.Call, name: str) -> bool:
-    """Whether a call of this dotted name makes integers of the machine's width."""
+    """Return whether a call of this dotted name makes integers whose size depends on the machine (32 or 64 bits)."""
     module, _, function = name.rpartition(".")
     if types := [keyword.value for keyword in node.keywords if keyword.arg == "dtype"]:
         return any(is_int_type(each) for each in types)
@@ -140,14 +140,14 @@ def by_its_width(node: ast.Call, name: str) -> bool:
 
 
 def _nearest(name: str, table: Container[str]) -> str:
-    """Return the dotted name, or the nearest module or class containing it, that is in the table; empty if none is."""
+    """Return the dotted name if it is in the table, else the nearest module or class around it that is; empty if there is none."""
     while name and name not in table:
         name = name.rpartition(".")[0]
     return name
 
 
 def _call(needs: _Collector, node: ast.Call) -> None:
-    """Record a call."""
+    """Record the needs of a call."""
     for name in sorted(needs.names.origins(node.func)):
         if not name.startswith("builtins."):
             needs.use(name, node.lineno)
@@ -160,7 +160,7 @@ def _call(needs: _Collector, node: ast.Call) -> None:
 
 
 def _named(needs: _Collector, node: ast.Call, name: str) -> None:
-    """Record a call of a function that may have this dotted name."""
+    """Record the needs of a call to a function that may have this dotted name."""
     first = node.args[0] if node.args else next((each.value for each in node.keywords if each.arg in ("name", "source", "stmt")), None)
     if name in IMPORTERS:
         _import(needs, node, first)
@@ -204,7 +204,7 @@ def _run_text(needs: _Collector, node: ast.Call, first: ast.expr | None, *, cert
 
 
 def _method(needs: _Collector, node: ast.Call) -> None:
-    """Record a method of an unknown object, recognised by its name alone if a module with such methods is imported."""
+    """Record the needs of a method call on an unknown object. Only the method's name and the imported modules tell what it is."""
     if not isinstance(node.func, ast.Attribute):
         return
     imported = {name.partition(".")[0] for name in needs.modules}
@@ -225,7 +225,7 @@ def _by_native_width(needs: _Collector, first: ast.expr | None) -> bool:
 
 
 class _Collector:
-    """Everything recorded so far of a Python program. `code` are strings that it runs as code."""
+    """Collects the needs of a Python program. `code` are strings that the program runs as code."""
 
     def __init__(self, names: Resolver) -> None:
         self.names = names
@@ -241,7 +241,7 @@ class _Collector:
         self._open_loop = 0
 
     def result(self, *unseen: str) -> ProgramNeeds:
-        """Return everything recorded, as a value."""
+        """Return the collected needs as a value."""
         for name in FEATURE_OF if self._escaped else ():
             module, _, attribute = name.rpartition(".")
             if module in self._escaped and attribute in self._words:
@@ -277,11 +277,11 @@ class _Collector:
             self.modules.setdefault(brought, line)
 
     def need(self, feature: Feature, what: str, line: int) -> None:
-        """Record a needed feature; the first occurrence is kept."""
+        """Record a needed feature, unless it is recorded already."""
         self._features.setdefault(feature, f"{what[:80]} (line {line})")
 
     def miss(self, what: str, line: int) -> None:
-        """Record something that the text does not tell."""
+        """Record that something cannot be determined from the text."""
         self._unseen.setdefault(f"it {what} (line {line})")
 
     def add(self, node: ast.AST | ImportChoice) -> None:
@@ -325,14 +325,14 @@ class _Collector:
                 self.use(f"{node.module}.{each.name}", node.lineno)
 
     def _choose(self, choice: ImportChoice) -> None:
-        """Record an import with fallbacks: which of them exists depends on the runtime."""
+        """Record an import with fallbacks. Which of them is used depends on the modules of the runtime."""
         self._choices.append(tuple(choice.alternatives))
         for names in choice.alternatives:
             for name in names:
                 self.use(name, choice.lineno)
 
     def _passed_around(self, node: ast.Name) -> None:
-        """Record a name that is neither called nor accessed here: its further use is not followed."""
+        """Record a name that is passed on as a value. Its use elsewhere is not followed."""
         for name in sorted(self.names.origins(node)):
             if name in ("builtins.exec", "builtins.eval", "builtins.compile", "builtins.__import__", "builtins.getattr", "builtins"):
                 self.miss(f"passes {name} around", node.lineno)

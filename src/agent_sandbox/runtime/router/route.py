@@ -1,7 +1,8 @@
-"""Choose a runtime: the cheapest that gives every required guarantee and, as far as its text shows, can run the work.
+"""Choose a runtime: the cheapest that gives every required guarantee and, as far as the text of the work shows, can run it.
 
-The choice is total and deterministic. Its time is bounded by the size of text that the readers accept. If the text does not show what the
-work needs, the work goes to a lighter runtime only if it can start again on a heavier one. `lack_in` recognises a run that must do so.
+There is always an answer, and the same input gives the same answer. Its time is bounded by the size of text that the readers accept. If the
+text does not show what the work needs, the work goes to a lighter runtime only if it can start again on a heavier one. `lack_in` recognises
+a run that must do so.
 """
 
 from __future__ import annotations
@@ -49,17 +50,17 @@ class Fit:
 
     @property
     def runs(self) -> bool:
-        """Whether there is no reason against the runtime."""
+        """Whether nothing speaks against the runtime."""
         return not (self.barred or self.lacks or self.doubts)
 
     @property
     def reason(self) -> str:
-        """The strongest reason against it, or an empty string."""
+        """The strongest reason against the runtime; empty if there is none."""
         return self.barred or next(iter((*self.lacks, *self.doubts)), "")
 
 
 def fit(host: Candidate, work: Workload, requires: frozenset[Guarantee], needs: ProgramNeeds) -> Fit:
-    """Judge a runtime. Guarantees come before anything that the code shows."""
+    """Judge how well a runtime fits the work. Required guarantees are checked before anything that the code shows."""
     if barred := _barred(host, work, requires):
         return Fit(host, barred)
     if host.traits.whole:
@@ -121,7 +122,7 @@ def _unread(work: Workload, needs: ProgramNeeds) -> Iterator[str]:
 
 
 def route(work: Workload, requires: frozenset[Guarantee], permits: Permits, hosts: Iterable[Candidate]) -> Route:
-    """Choose the runtime for the work. Never one that is unavailable or lacks a required guarantee."""
+    """Choose the runtime for the work. It never chooses a runtime that is unavailable or lacks a required guarantee."""
     needs = read(work)
     fits = [fit(host, work, requires, needs) for host in sorted(hosts, key=lambda host: host.order)]
     notes = _notes(needs, permits)
@@ -138,7 +139,7 @@ def route(work: Workload, requires: frozenset[Guarantee], permits: Permits, host
 
 
 def read(work: Workload) -> ProgramNeeds:
-    """Return the needs that the text of the work shows. Languages that only complete runtimes support are not read."""
+    """Return the needs that the text of the work shows. Only Python and JavaScript are read: other languages need a complete runtime."""
     if work.language == "python":
         from agent_sandbox.runtime.router.needs import needs_of_python  # slow to load, and not needed for commands
 
@@ -199,7 +200,7 @@ def _notes(needs: ProgramNeeds, permits: Permits) -> tuple[str, ...]:
 
 
 def lack_in(code: int, stderr: bytes) -> str | None:
-    """Return the error by which the program ended for lack of something in the runtime; None if it ended in another way."""
+    """Return the program's error if it ended because the runtime lacks a module or feature; None if it ended in another way."""
     if code == 0:
         return None
     lines = stderr[-_TAIL:].decode("utf-8", "replace").splitlines()

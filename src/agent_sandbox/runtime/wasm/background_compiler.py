@@ -1,8 +1,8 @@
 """Compile the interpreter in the background: one detached process for each cache, at the lowest priority.
 
-The starting process takes the lock of the cache and passes it to the compiling process. So there is never a second one, and a held lock
-means that compiling goes on. Each attempt is recorded in a file before it begins; success removes the file. A recorded attempt without a
-held lock has failed or was killed, and is retried after a delay that grows.
+The starting process takes the lock of the cache and passes it to the compiling process. So there is never a second compiling process, and a
+held lock means that compiling goes on. Each attempt is recorded in a file before it begins; success removes the file. A recorded attempt
+without a held lock has failed or was killed, and is retried after a delay that grows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _REMEDY = "run: agent-sandbox setup"
 
 
 def begin(cache: Cache, words: Sequence[str], *, now: float) -> str:
-    """Start compiling, and return the state in words.
+    """Start compiling in the background, and return a message about its state.
 
     Nothing is started while compiling goes on, shortly after a failure, or without enough available memory. `words` are the arguments of
     `compiler`.
@@ -47,7 +47,7 @@ def begin(cache: Cache, words: Sequence[str], *, now: float) -> str:
 
 
 def standing(cache: Cache, *, now: float) -> str:
-    """Return the state of compiling in words. Starts nothing."""
+    """Return a message about the state of compiling. Starts nothing."""
     if compiler.holder(cache) is not None:
         return GOING_ON
     return _obstacle(cache, now) or f"it has not been compiled yet ({_REMEDY})"

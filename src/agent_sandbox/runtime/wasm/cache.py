@@ -31,7 +31,7 @@ _KEY_LENGTH = 24
 
 
 class Untrusted(Exception):
-    """A file is missing, or not as it was made here."""
+    """A cached file is missing, or is not the file that we stored."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Cache:
     key: str
 
     def entry(self, name: str) -> CachedFile | None:
-        """Return the entry of this name, not yet checked; None if there is none."""
+        """Return the cached file of this name; None if there is none. Its content is not checked yet."""
         try:
             with open(open_regular(self._record(name)), encoding="ascii") as file:
                 digest = file.read(65)
@@ -61,7 +61,7 @@ class Cache:
         return CachedFile(path, digest) if len(digest) == 64 and _DIGITS.issuperset(digest) and os.path.exists(path) else None
 
     def keep(self, name: str, write: Callable[[BinaryIO], object]) -> None:
-        """Store a file whole or not at all: write the content under another name, write its record, then rename it.
+        """Store a file, completely or not at all: write the content under another name, write its digest, then rename it.
 
         Raises `Untrusted` if another user owns a directory or can write to it.
         """
@@ -149,7 +149,7 @@ def _create(path: str) -> Iterator[BinaryIO]:
 
 @contextmanager
 def checked(entry: CachedFile, copy: Callable[[bytes], object] | None = None) -> Iterator[int]:
-    """Open a file, check its digest, and yield its descriptor. `copy` gets the content as it is read.
+    """Open a file, check its digest, and yield its descriptor. `copy` is called with the content, piece by piece.
 
     Raises `Untrusted` if the file is missing, too large, writable by others or has another digest.
     """
@@ -175,7 +175,7 @@ def checked(entry: CachedFile, copy: Callable[[bytes], object] | None = None) ->
 
 
 def sound(entry: CachedFile) -> bool:
-    """Return whether the file is as it was made."""
+    """Return whether the file exists and is exactly the file that we stored."""
     try:
         with checked(entry):
             return True

@@ -1,6 +1,7 @@
 """The compiler program: compile the interpreters and make images, in a process of its own.
 
-It takes a minute, two gigabytes and every core. One process compiles at a time. A second one waits for the lock, finds all files, and ends.
+Compiling takes a minute, two gigabytes of memory and every core. One process compiles at a time. A second one waits for the lock, finds
+that all files exist, and ends.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Make the files that are missing or damaged.
+    """Make the compiled files that are missing or damaged.
 
     Arguments: the search path of packages, the fields of `Cache`, the wanted module, and the fields of `Package`. The counting module is
     made last, after the files that every run needs.
@@ -113,10 +114,7 @@ def _missing(cache: Cache) -> list[str]:
 
 
 def _loaded(cache: Cache, name: str) -> WasmMachine | None:
-    """Load a compiled module, or return None if it is not as it was made or is for another processor.
-
-    A home directory may be used on several machines.
-    """
+    """Load a compiled module. Return None if it is missing, damaged or for another processor, as in a home that several machines share."""
     from wasmtime import WasmtimeError  # an optional extra, needed only to compile
 
     from agent_sandbox.runtime.wasm.machine import WasmMachine

@@ -1,7 +1,7 @@
 """The process of a wasm guest: an interpreter inside WebAssembly, and this module around it.
 
-The program never sees this process. If it breaks out of the engine, it is a guest like any other: no network, no other program, and only
-the files of its view.
+The program inside cannot see this process. If the program breaks out of the engine, it is confined like any other guest: no network, no
+other program, and only the files of its view.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ ours.run({path}, {source}, names)
 
 
 class Inputs:
-    """The files and directories that the program opened, in order of first opening, with their digests at that time."""
+    """Records the files and directories that the program opens, in order of first opening, with their digests at that time."""
 
     def __init__(self) -> None:
         self._digests: dict[tuple[str, str], str] = {}
@@ -72,7 +72,7 @@ class Inputs:
             self._digests[kind, path] = digest
 
     def report(self) -> bytes:
-        """Return a line for each input: kind, digest, and its path inside in hexadecimal."""
+        """Return a line for each input: its kind, its digest, and in hexadecimal the path that the program sees."""
         lines = (f"{kind} {digest} {os.fsencode(path[len(VIEW) :]).hex()}\n" for (kind, path), digest in self._digests.items())
         return "".join(lines).encode()
 
@@ -96,10 +96,10 @@ def _hash_names(path: str) -> str | None:
 
 
 class Ending:
-    """The end of a run without counted fuel."""
+    """Ends a run without counted fuel, and reports its usage."""
 
     def begin(self, fuel: int | None) -> None:
-        """Do nothing. Called when the program starts; the subclass starts to count fuel here, up to `fuel`."""
+        """Do nothing. Called when the program starts; `Counted` starts to count fuel here, up to `fuel`."""
 
     def leave(self, code: int) -> NoReturn:
         """Report usage and end the process with this exit code, or by signal `-code` if it is below 0."""
@@ -116,13 +116,13 @@ class Ending:
 
 
 class Counted(Ending):
-    """The end of a run with counted fuel and, with `inputs`, recorded inputs. Nothing inside WebAssembly can reach the socket."""
+    """Ends a run with counted fuel, and reports its usage and recorded inputs. Nothing inside WebAssembly can reach the socket."""
 
     def __init__(self, instance: Inside, socket: socket.socket, inputs: Inputs | None) -> None:
         self._instance, self._socket, self._inputs = instance, socket, inputs
 
     def begin(self, fuel: int | None) -> None:
-        """Start counting. Fuel used before, by our own code, does not count."""
+        """Start counting fuel, up to `fuel`. What our own code has used before does not count."""
         self._instance.give_fuel(fuel)
 
     def leave(self, code: int) -> NoReturn:
@@ -137,14 +137,14 @@ class Counted(Ending):
 
 
 class WasmGuest:
-    """The machines for Python and JavaScript and the Python images, made in the zygote. `run` is called once in each fork."""
+    """Runs a program inside WebAssembly. The zygote makes it, with loaded interpreters and memory images; each fork calls `run` once."""
 
     def __init__(
         self, python: WasmMachine, images: Mapping[str, Sequence[MemoryImage]], javascript: WasmMachine, held: Mapping[str, int]
     ) -> None:
         """Receive two copies of each image: the first stays unchanged, the second is for the rehearsal.
 
-        `held` maps the names of compiled files to the descriptors that the engine has of them. These are descriptors of the real files, so
+        `held` maps the names of compiled files to the descriptors under which the engine has opened them. These refer to the real files, so
         every fork replaces them by descriptors of the files in its own view.
         """
         self._python = python
@@ -194,10 +194,10 @@ class WasmGuest:
         ending.leave(_drive(run))
 
     def _rehearse(self, instance: Instance) -> bool:
-        """Do once the work that every program causes, inside and around it: a fork copies each page when it is first written to.
+        """Do in advance the work that every program causes, so that the memory pages it writes to are copied before the program arrives.
 
-        Return False if the engine trapped; then the instance is unusable. A failed rehearsal does not refuse the program. The fault shows
-        again when the program runs, and the result reports it.
+        Return False if the engine trapped; then the instance is unusable. The program is run even then: it will show the same fault, and
+        the result reports it.
         """
         instance.become(self._images["plain"][1])
         try:
@@ -210,7 +210,7 @@ class WasmGuest:
         return True
 
     def _code(self, message: dict[str, Any], instance: Instance | None, rehearsed: bool, inputs: Inputs | None) -> Instance:
-        """Return a Python interpreter with the image that the program needs: `instance`, or a new one if that is None."""
+        """Return a Python interpreter with the memory image that the program needs: `instance`, or a new one if `instance` is None."""
         image = self._images["pandas" if _heavy(message) else "plain"][0]
         if instance is None:
             determinism = None if message["seed"] is None else _determinism(message, image.size, inputs)
@@ -220,7 +220,7 @@ class WasmGuest:
         return instance
 
     def _script(self, message: dict[str, Any], waiting: QuickJS | None, inputs: Inputs | None) -> QuickJS:
-        """Return a JavaScript interpreter: `waiting`, or a new one if that is None or the run is deterministic."""
+        """Return a JavaScript interpreter: `waiting`, or a new one if `waiting` is None or the run is deterministic."""
         if message["seed"] is not None:
             return self._interpreter(_determinism(message, 0, inputs))
         return waiting or self._interpreter()
@@ -239,7 +239,7 @@ class WasmGuest:
 
 
 def _asked(payload: socket.socket) -> bool:
-    """Return whether a program arrives at once. Then a rehearsal would delay the program. A guest of the pool has time for it."""
+    """Return whether a program arrives at once. If so, there is no time for a rehearsal, as there is in a guest of the pool."""
     poller = select.poll()
     poller.register(payload, select.POLLIN)
     return bool(poller.poll(_MOMENT_MS))
@@ -266,9 +266,10 @@ def _heavy(message: dict[str, Any]) -> bool:
 
 
 def _determinism(message: dict[str, Any], least: int, inputs: Inputs | None) -> DeterministicSettings:
-    """Return the settings of a deterministic run. Its memory limit, five eighths of the run's and at least `least`, is below the kernel's.
+    """Return the settings of a deterministic run.
 
-    So it is always the engine that refuses more memory, at the same moment.
+    Its memory limit inside WebAssembly is five eighths of the run's limit, and at least `least`. So it is always the engine, and never the
+    kernel, that refuses more memory, at the same moment in every run.
     """
     memory = message["memory"]
     most = None if memory is None else max(memory * 5 // 8, least)

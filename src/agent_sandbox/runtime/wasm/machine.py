@@ -1,7 +1,7 @@
 """The engine, its configuration, and instances of an interpreter in it.
 
 There are two steps, with a fork between them: the zygote makes a `WasmMachine`, which starts no thread and runs no program; each guest
-makes an `Instance` of it. The compiler and the image maker use the same two.
+makes an `Instance` of it. The compiler uses the same two classes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NO_END = (1 << 63) - 1  # fuel without a limit: lasts for centuries
 
 
 class Door:
-    """The host function for questions. Closed until `answer` is set, in the guest, for a program that may ask."""
+    """The host function with which a program inside asks its host a question. It refuses all questions until `answer` is set."""
 
     def __init__(self) -> None:
         self.answer: Callable[[bytes], bytes] | None = None
@@ -39,7 +39,7 @@ class Door:
     def __call__(self, caller: wasmtime.Caller, at: int, length: int, answer_at: int, length_at: int) -> int:
         """Answer the question of `length` bytes at address `at`. Write the answer's address to `answer_at`, its length to `length_at`.
 
-        Return `_DONE`, `_NOBODY` while closed, or `_FAULT` for bad addresses and a broken connection.
+        Return `_DONE`, `_NOBODY` if `answer` is not set, or `_FAULT` for bad addresses and a broken connection.
         """
         if self.answer is None:
             return _NOBODY
@@ -80,13 +80,13 @@ def configuration(*, threads: bool = False, counting: bool = False) -> wasmtime.
 
 
 def compiled(module: bytes, *, counting: bool) -> bytearray:
-    """Return native code for a module, in the form that `Machine.load` takes."""
+    """Compile a module to native code, in the form that `WasmMachine.load` reads."""
     return wasmtime.Module(wasmtime.Engine(configuration(threads=True, counting=counting)), module).serialize()
 
 
 @dataclass(frozen=True)
 class MemoryImage:
-    """The memory of an idle interpreter, mapped in this process."""
+    """The memory of an interpreter that is ready to run a program, mapped in this process."""
 
     address: int
     size: int
@@ -96,8 +96,8 @@ class MemoryImage:
 class DeterministicSettings:
     """The settings of a deterministic run.
 
-    `memory_bytes` limits its memory inside, below the kernel's limit, so that more is refused at the same moment in every run. `watch` is
-    called for each file and directory it opens or lists.
+    `memory_bytes` limits the memory inside WebAssembly. It is below the kernel's limit, so that an allocation fails at the same moment in
+    every run. `watch` is called for each file and directory it opens or lists.
     """
 
     seed: int
@@ -143,7 +143,7 @@ class WasmMachine:
         return cls(engine, wasmtime.Module.deserialize_file(engine, compiled), counting=counting)
 
     def instance(self, directories: Sequence[tuple[str, str]], determinism: DeterministicSettings | None = None) -> Instance:
-        """Make a Python interpreter that sees these directories, given as (path here, path inside). Images remember the paths inside."""
+        """Make a Python interpreter that sees these directories, given as (path here, path inside). Images contain the paths inside."""
         return self.made(Instance, directories, determinism)
 
     def made(
@@ -152,7 +152,7 @@ class WasmMachine:
         directories: Sequence[tuple[str, str]],
         determinism: DeterministicSettings | None = None,
     ) -> _Kind:
-        """Make an instance of `kind` that sees these directories, whatever its module exports.
+        """Make an instance of this machine, of the class `kind`, that sees these directories.
 
         Use one instance at a time: only the system calls of the newest instance are answered.
         """
@@ -208,7 +208,7 @@ def _function(parameters: str, *, results: str = "i") -> wasmtime.FuncType:
 
 
 class Inside:
-    """An instance of any module, as seen by the host: its store, its memory and its fuel."""
+    """An instance of a module, as seen by the host: its store, its memory and its fuel."""
 
     def __init__(self, store: wasmtime.Store, instance: wasmtime.Instance) -> None:
         memory = instance.exports(store)["memory"]
@@ -228,7 +228,7 @@ class Inside:
 
 
 class Instance(Inside):
-    """A Python interpreter."""
+    """An instance of the Python interpreter."""
 
     def __init__(self, store: wasmtime.Store, instance: wasmtime.Instance) -> None:
         super().__init__(store, instance)

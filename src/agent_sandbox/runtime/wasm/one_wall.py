@@ -1,8 +1,8 @@
 """The `wasm-one-wall` runtime: the same interpreter inside WebAssembly, for hosts without Linux's confinement.
 
 Only the engine separates the program from the machine. If the engine has a hole, nothing else stops the program. The program gets an empty
-directory of its own, read access to its library, and its streams. It gets no file of the machine: rules for files would need a view. A
-thread beside the program watches its limits. Nothing here or in `one_wall_program` needs Linux.
+directory of its own, read access to its library, and its streams. It gets no file of the machine, because file rules cannot be enforced
+here. A thread beside the program watches its limits. Nothing here or in `one_wall_program` needs Linux.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _ABORT = 6  # SIGABRT: in every runtime a trap ends the program like this signal
 
 
 class OneWallGuest:
-    """A run: the process that contains the engine and the program, and the directory of the run."""
+    """A run: a process that contains the engine and the program, and a directory for the run."""
 
     layers: int | None = None
     irrevocable = False
@@ -151,7 +151,7 @@ class OneWallGuest:
         return Completed(self._exit(code, ended_by, taken), b"".join(kept["stdout"]), b"".join(kept["stderr"]))
 
     def _take(self, name: str, data: bytes, taken: dict[str, int], kept: dict[str, list[bytes]]) -> bool:
-        """Keep and pass on the output that the limit allows. Return whether so much was dropped that the run must end."""
+        """Keep and pass on output up to the limit. Return whether so much more was dropped that the run must end."""
         limit = self.launch.limits.output_bytes
         room = len(data) if limit is None else max(0, limit - taken[name])
         taken[name] += len(data)
@@ -182,7 +182,7 @@ class OneWallGuest:
         return Exit(code if number is None else 128 + number, reason, number, tuple(hit), usage)
 
     def _reported(self) -> dict[str, object]:
-        """Return the report that the process around the program left; empty if there is none. The program cannot reach the file."""
+        """Return the report that the process left in a file, out of the program's reach; empty if there is none."""
         try:
             with open(os.path.join(self._directory, "report"), encoding="ascii") as file:
                 return dict(json.load(file))
@@ -195,7 +195,7 @@ class OneWallGuest:
         self._process.kill()
 
     def interrupt(self, number: int) -> None:
-        """Forward a signal."""
+        """Forward a signal to the run."""
         with suppress(OSError, ValueError):
             self._process.send_signal(number)
 
@@ -203,7 +203,7 @@ class OneWallGuest:
         """Do nothing: a signal handler interrupts this runtime's `wait`."""
 
     def close(self) -> None:
-        """Kill the run if it goes on, and free its resources. Idempotent."""
+        """Kill the run if it has not ended, and free its resources. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -295,16 +295,16 @@ class OneWall:
         return "" if self.ready else "it has not been compiled; run: agent-sandbox setup"
 
     def prepare(self) -> str:
-        """Return why it is not ready: it is compiled by `setup` only."""
+        """Return the reason why this runtime is not ready. Prepares nothing: only `setup` compiles it."""
         return self.absence()
 
     def objection(self, demands: Demands) -> str:
-        """Return why such a launch is refused, whatever the program; "" if it is not."""
+        """Return the reason why this runtime supports no launch with these demands; "" if it does."""
         return missing_means(demands) or ("it has no preloaded modules" if demands.preload else "")
 
     @property
     def identity(self) -> dict[str, str]:
-        """Raise `RuntimeUnavailable`: one wall has no deterministic runs."""
+        """Raise `RuntimeUnavailable`: this runtime has no deterministic runs."""
         raise RuntimeUnavailable("one wall has no deterministic runs", missing=("deterministic",), hint='use runtime="wasm"')
 
     def probe(self) -> Support:

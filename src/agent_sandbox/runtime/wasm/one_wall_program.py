@@ -1,6 +1,7 @@
-"""The process of a one-wall run: it opens two directories and its streams for the program inside, and watches the limits.
+"""The process of a `wasm-one-wall` run: it gives the program inside two directories and its streams, and watches the limits.
 
-Program and limits come in a file beside the program's directory, out of its reach. The report on its end is left there, too.
+The program and its limits come in a file beside the program's directory, out of the program's reach. The report on its end is written
+there, too.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _START = "__import__('sys').modules.pop({ours}).start({path}, {source}, {env}, {
 
 
 def main() -> None:
-    """Run one program. Arguments: our root, the search path of packages, and the file with the request."""
+    """Run one program. Arguments: the directory of our package, the search path of other packages, and the file with the request."""
     root, packages, path = sys.argv[1:]
     sys.path.remove(root)
     sys.path.extend(each for each in packages.split(os.pathsep) if each and each not in sys.path)
@@ -89,7 +90,7 @@ def _turn(store: wasmtime.Store, instance: wasmtime.Instance, code: str) -> int:
 
 
 def _limit_files(most: int | None) -> None:
-    """Limit the open files of this process, which opens the files of the program inside."""
+    """Limit the number of open files of this process, which include those of the program inside."""
     if most is not None:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         wanted = most + _OUR_FILES
@@ -101,7 +102,7 @@ def _clocks() -> tuple[float, float]:
 
 
 def _watch(request: dict[str, Any], began: float, used: float) -> None:
-    """End the run when it exceeds a limit. A tree that cannot be measured counts as over the disk limit."""
+    """End the run when it exceeds a limit. Files that cannot be measured count as exceeding the disk limit."""
     wall, cpu, disk = request["wall_seconds"], request["cpu_seconds"], request["disk_bytes"]
     try:
         while True:

@@ -1,8 +1,8 @@
 """The modules of the Python in the `wasm` runtime: CPython 3.15 for WASI with the scientific packages linked into it.
 
-The table was made by importing every module inside, and by comparing the names in each with those of a CPython for Linux. It belongs to
-the artefact that the runtime pins, and must be made anew for each new one. A surplus entry costs a second start, a missing one a slower
-start.
+The table was made by importing every module inside, and by comparing the names in each with those of a CPython for Linux. It holds for the
+pinned version of that Python, and must be made anew for another version. A surplus entry costs a retry in another runtime, a missing entry
+a slower start.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The inputs of compiler and image maker: installed packages, module lists, file names and sizes.
+"""The data from which the compiler makes its files: installed packages, module lists, file names and sizes.
 
 Does not import the engine.
 """
@@ -66,7 +66,7 @@ gc.freeze()
 
 
 def preparation(image: str = "") -> str:
-    """Return the code that an interpreter runs before its image is taken.
+    """Return the code that an interpreter runs before its memory is saved as an image.
 
     It imports the modules of `image`, if one is named, and prepares the interpreter for any script.
     """
@@ -83,7 +83,7 @@ def stored_as(image: str) -> str:
 
 
 def javascript_stored_as(digest: str, *, counting: bool) -> str:
-    """Return the file name of the compiled JavaScript interpreter. `digest` is that of its module before it is patched."""
+    """Return the file name of the compiled JavaScript interpreter. `digest` is the digest of its unpatched module."""
     return f"{'counting-' if counting else ''}javascript-{_hashed(digest, module_patch.NAME, *module_patch.EXPORTED)}"
 
 
@@ -93,7 +93,7 @@ def _hashed(*texts: str) -> str:
 
 @dataclass(frozen=True)
 class Package:
-    """The installed engine and interpreters. `digest` and `javascript_digest` are the SHA-256 digests that the makers list."""
+    """The installed engine and interpreters. The two digests are the SHA-256 digests that their makers publish."""
 
     engine: str  # its version
     module: str  # path of the Python interpreter

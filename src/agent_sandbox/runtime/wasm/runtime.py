@@ -3,7 +3,7 @@
 The process runtime does everything else: view, confinement, limits, pool, clean-up. Three things differ: the zygote has the engine loaded,
 the view lies one directory down, and a guest starts no program and no other process, whatever the policy allows.
 
-`proved` completes a probe: it shows by live runs that runs are deterministic and that fuel is limited.
+`proved` completes a probe: it tests with real runs that runs are deterministic and that fuel is limited.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ class WasmRuntime:
         return cache_for(self._package, *self._directories)
 
     def _files(self, module: str) -> dict[str, str]:
-        """Return the modules and images that a zygote of this kind needs: the zygote's names mapped to names in the cache."""
+        """Return the compiled modules and images that a zygote for this module needs: names in the zygote, mapped to names in the cache."""
         javascript = javascript_stored_as(self._package.javascript_digest, counting=module == COUNTING)
         return {module: module, JAVASCRIPT: javascript, **{image: stored_as(image) for image in IMAGES}}
 
     def _compiled(self, module: str) -> dict[str, str]:
-        """Return the paths of the compiled modules. Looked up once: if a file is removed later, the zygote has it loaded already."""
+        """Return the paths of the compiled modules. They are looked up once; a file that is removed later is still loaded in the zygote."""
         if module not in self._compiled_paths:
             self._compiled_paths[module] = {name: self._entry(self._files(module)[name]).path for name in (module, JAVASCRIPT)}
         return self._compiled_paths[module]
@@ -108,14 +108,14 @@ class WasmRuntime:
         return argv_for(BUILDER, *self._compiler_arguments(COUNTING if counting else MODULE))
 
     def compile_in_background(self) -> str:
-        """Start compiling in the background; return the state in words. Raises `RuntimeUnavailable` if the extra is not installed."""
+        """Start compiling in the background, and return a message about it. Raises `RuntimeUnavailable` if the extra is not installed."""
         from agent_sandbox.runtime.wasm import background_compiler  # only until it is compiled
 
         return background_compiler.begin(self._cache, self._compiler_arguments(MODULE), now=time.time())
 
     @property
     def standing(self) -> str:
-        """The state of compiling, in words. Raises as `ready` does."""
+        """A message about the state of compiling. Raises as `ready` does."""
         from agent_sandbox.runtime.wasm import background_compiler  # only until it is compiled
 
         return background_compiler.standing(self._cache, now=time.time())
@@ -129,7 +129,7 @@ class WasmRuntime:
 
     @property
     def identity(self) -> dict[str, str]:
-        """Everything besides its input that determines a deterministic run. Raises `RuntimeUnavailable` if not compiled."""
+        """Return the versions and digests that, with its input, determine a deterministic run. Raises `RuntimeUnavailable`."""
         images = {f"image {name}": self._entry(stored_as(name)).digest for name in IMAGES}
         return {
             "engine": self._package.engine,
@@ -141,12 +141,12 @@ class WasmRuntime:
         }
 
     def _compiler_arguments(self, module: str) -> list[str]:
-        """Return the arguments of `compiler`."""
+        """Return the command line arguments of the program `compiler`."""
         fields = (getattr(self._package, name) for name in Package.__annotations__)  # in the order of its constructor
         return [packages(), *self._directories, self._cache.key, module, *fields]
 
     def probe(self) -> Support:
-        """Return the guarantees that a launch would enforce here, shown by live runs.
+        """Return the guarantees that a launch enforces on this host, proved by real runs.
 
         These are the guarantees of the process runtime, if an interpreter starts inside it, and those that only WebAssembly can give.
         """
@@ -201,11 +201,11 @@ class WasmRuntime:
         return "" if self.ready else self.standing
 
     def prepare(self) -> str:
-        """Compile missing and damaged files in the background, and return the progress in words. Raises as `absence` does."""
+        """Compile missing and damaged files in the background, and return a message about the progress. Raises as `absence` does."""
         return self.compile_in_background()
 
     def objection(self, demands: Demands) -> str:
-        """Return why such a launch is refused, whatever the program; "" if it is not."""
+        """Return the reason why this runtime supports no launch with these demands; "" if it does."""
         if why := missing_means(demands):
             return why
         strange = [name for name in demands.preload if name not in _PRELOADED]
@@ -232,7 +232,7 @@ class WasmRuntime:
 
 
 def missing_means(demands: Demands) -> str:
-    """Return in words the first demand that no runtime inside WebAssembly can meet; "" if there is none."""
+    """Return a message about the first demand that no runtime inside WebAssembly can meet; "" if there is none."""
     for wanted, name in (
         (demands.terminal, "terminal"),
         (demands.system, "system profile"),
@@ -255,7 +255,7 @@ def _nothing(why: str) -> Support:
 
 
 def proved(runtime: WasmRuntime, support: Support) -> Support:
-    """Add the guarantees of WebAssembly to the support of the process runtime, as shown by live runs. Raises what a launch raises."""
+    """Test with real runs the guarantees that only WebAssembly gives, and add those that hold to `support`. Raises as a launch does."""
     from agent_sandbox.runtime.process.probe import trial  # Linux only
 
     if not runtime.ready_to_count:

@@ -1,7 +1,7 @@
 """The mount plan of a wasm guest: the program's root is a subdirectory, so that it cannot reach its own host process.
 
-Other guests have /proc and /dev at the top of their view; through /proc/self/mem a program could rewrite the engine that confines it.
-Here the whole plan moves one directory down, and only that directory is opened for the program. It sees what the policy shows, no more.
+Other guests have /proc and /dev at the top of their view; through /proc/self/mem a program could rewrite the engine that confines it. Here
+the whole plan moves one directory down, and only that directory is opened for the program. The program sees only what the policy shows.
 """
 
 from __future__ import annotations

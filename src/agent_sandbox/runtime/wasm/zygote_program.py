@@ -1,6 +1,6 @@
 """The zygote program of wasm guests: load compiled interpreters and images, then serve as keeper. Every run is forked from here.
 
-No program runs in the zygote, not even one of ours: an engine that has served a call has threads and queues that do not survive a fork.
+No WebAssembly runs in the zygote, not even our own: an engine that has made a call has threads and queues that do not survive a fork.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agent_sandbox.runtime.wasm.recipe import ROOM, STACK
 
 
 def main() -> None:
-    """Run the zygote. Arguments: those of every zygote, then name, path and digest of each file to load."""
+    """Load the compiled files, then serve as keeper. Arguments: those of every zygote, then name, path and digest of each file to load."""
     link, supervisor, words = begin()
     files = {name: CachedFile(path, digest) for name, path, digest in zip(*[iter(words)] * 3, strict=True)}
     try:
@@ -51,7 +51,8 @@ def main() -> None:
 def _allow_stack(size: int) -> None:
     """Raise the stack limit to `size` if it is lower and the hard limit allows.
 
-    This works after start: the first thread's stack grows on use, and the kernel checks the limit then. It reserves 128 MiB for the stack.
+    This works even after the process has started: its stack grows on use, and the kernel checks the limit then. 128 MiB are reserved for
+    it.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
     if soft != resource.RLIM_INFINITY and soft < size:
@@ -60,9 +61,9 @@ def _allow_stack(size: int) -> None:
 
 @contextmanager
 def _low_numbers_taken() -> Iterator[None]:
-    """Occupy the descriptors up to `FAREWELL_FD`, so that files opened meanwhile get numbers that a guest does not use otherwise.
+    """Occupy the low descriptor numbers during the block, so that files opened in it get numbers above `FAREWELL_FD`.
 
-    Which numbers are free depends on the process that started us and on how many files it had open.
+    A guest uses the low numbers itself. Which of them are free depends on the process that started us.
     """
     taken = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)]
     try:
@@ -74,7 +75,7 @@ def _low_numbers_taken() -> Iterator[None]:
 
 
 def _held(fd: int) -> int:
-    """Return the engine's own descriptor of the file it has loaded. The engine maps parts of the file for each new instance."""
+    """Return the descriptor under which the engine has opened the file at `fd`. The engine maps parts of it for each new instance."""
     loaded = os.fstat(fd)
     return next(other for other in map(int, os.listdir("/proc/self/fd")) if other != fd and _is_file(other, loaded))
 
@@ -89,7 +90,7 @@ def _is_file(fd: int, file: os.stat_result) -> bool:
 def _mapped(entry: CachedFile) -> list[tuple[int, int]]:
     """Map an image from a sealed copy in memory, so that guests get the checked content even if the file changes.
 
-    Return address and size of two mappings: one stays as it was made, the other is for the rehearsal.
+    Return address and size of two mappings: one stays unchanged, the other is for the rehearsal.
     """
     copy = os.memfd_create("wasm-image", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:

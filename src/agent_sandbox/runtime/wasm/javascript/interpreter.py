@@ -25,11 +25,11 @@ _MOST_ROUNDS = 4096  # rounds of promise jobs between two checks for more
 
 
 class Broken(Exception):
-    """The interpreter itself failed, not the program in it. Its error message is on stderr."""
+    """The interpreter itself failed, not the program that it runs. The error message is on stderr."""
 
 
 def prelude() -> str:
-    """Return the source of the globals that a program finds, as one module."""
+    """Return the JavaScript source that defines the globals of a program, as one module."""
     here = os.path.dirname(__file__)
     texts = []
     for name in _FILES:
@@ -59,7 +59,7 @@ class QuickJS(Inside):
         self._name, self._scratch = self._text("<host>"), self._put(bytes(4))
 
     def run(self, path: str, message: Mapping[str, Any]) -> int:
-        """Run the program of a guest's message. Its end also ends this process. Raises `Broken` if the interpreter fails."""
+        """Run the program in a guest's message. A program that exits ends this process, too. Raises `Broken` if the interpreter fails."""
         self._ours("begin", json.dumps({"path": path} | {name: message[name] for name in _GIVEN}, sort_keys=True))
         while True:
             self._run_promise_jobs()
@@ -69,7 +69,10 @@ class QuickJS(Inside):
                 return 0
 
     def _run_promise_jobs(self) -> None:
-        """Run all pending promise jobs, in rounds inside. The number of rounds between two checks for more jobs doubles, up to a limit."""
+        """Run promise jobs until none is pending.
+
+        Several rounds of jobs run inside before the host checks again; their number doubles each time, up to a limit.
+        """
         rounds = 1
         while self._call("JS_ExecutePendingJob", self._runtime, self._scratch) > 0:
             self._await("rounds", rounds)

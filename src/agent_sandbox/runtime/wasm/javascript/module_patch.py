@@ -1,8 +1,8 @@
 """The patch of QuickJS's module before compilation: export more of its functions, and rename evaluated source.
 
-Its maker exports a function that starts it and runs one file, but none that runs pending promise jobs. The module contains these
-functions, with their names. It also calls every evaluated source `<evalScript>`; ours is called `main.js`, and its imports are resolved
-from the working directory.
+The module as published exports a function that starts QuickJS and runs one file, but none that runs pending promise jobs; it contains such
+functions, under their own names. It also names every evaluated source `<evalScript>`; the patch names it `main.js`, so that imports are
+resolved from the working directory.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _HEADER = 8
 
 
 class Unknown(ValueError):
-    """The module is not the one we know."""
+    """The module is not the version of QuickJS that this patch is for."""
 
 
 def adapted(module: bytes) -> bytes:
-    """Return the patched module. Raises `Unknown` if it is not as expected."""
+    """Return the patched module. Raises `Unknown` if the module is not as expected."""
     if module.count(_UNNAMED) != 1:
         raise Unknown("it does not name what it evaluates as expected")
     return _with_exports(module.replace(_UNNAMED, f"\0{NAME}".encode().ljust(len(_UNNAMED), b"\0")))

@@ -14,7 +14,7 @@ _FOR = b"agent-sandbox deterministic run 1\0"
 
 
 class VirtualClock:
-    """The four clocks of WASI. Sleeping takes no real time, and computing does not count."""
+    """The four clocks of WASI in a deterministic run. Sleeping takes no real time, and computing takes no time."""
 
     def __init__(self) -> None:
         self._elapsed = 0
@@ -27,19 +27,19 @@ class VirtualClock:
         return self._shows(which)
 
     def stamp(self) -> int:
-        """Return the time of day for a written file. Time advances by one reading, so that a later write is newer."""
+        """Return the time of day for a file that is written now. Time advances a little, so that a later write is newer."""
         self._elapsed += READING_NS
         return START_NS + self._elapsed
 
     def sleep(self, which: int, when: int, *, absolute: bool) -> int | None:
-        """Return the duration of a sleep in nanoseconds; None for an unknown clock."""
+        """Return the nanoseconds that a sleep will last; None for an unknown clock. Does not advance time."""
         shows = self._shows(which)
         if shows is None:
             return None
         return max(0, when - shows) if absolute else when
 
     def pass_by(self, nanoseconds: int) -> None:
-        """Advance time while the program sleeps."""
+        """Advance time by the duration of a sleep."""
         self._elapsed = min(self._elapsed + nanoseconds, (1 << 63) - START_NS)
 
     def _shows(self, which: int) -> int | None:
@@ -55,13 +55,13 @@ class VirtualClock:
 
 
 class Stream:
-    """The random bytes of a run: the same requests in the same order give the same bytes. For repeatable runs, not for secrets."""
+    """The random bytes of a deterministic run: the same requests in the same order give the same bytes. Not for secrets."""
 
     def __init__(self, seed: int) -> None:
         self._key = _FOR + seed.to_bytes(8, "little")
         self._taken = 0
 
     def take(self, length: int) -> bytes:
-        """Return the next bytes."""
+        """Return the next `length` random bytes."""
         self._taken += 1
         return hashlib.shake_256(self._key + self._taken.to_bytes(8, "little")).digest(length)

@@ -36,7 +36,10 @@ Watch = Callable[[str, str], None]  # called with "file" or "directory" and a pa
 
 
 def poll(subscriptions: bytes, clock: VirtualClock, is_open: Callable[[int], bool]) -> list[bytes]:
-    """Return the events; none only if there are no subscriptions. Advances the clock if all of them are sleeps."""
+    """Return the events for WASI's poll_oneoff. If there are only sleeps, advance the clock to the end of the shortest.
+
+    There is no event only if there are no subscriptions.
+    """
     ready: list[bytes] = []
     sleeps: list[tuple[int, int]] = []
     for start in range(0, len(subscriptions), SUBSCRIPTION):
@@ -64,7 +67,7 @@ class Deterministic:
     def __init__(
         self, seed: int, directories: Mapping[int, str], engine: Mapping[str, Call], memory: GuestMemory, listings: Listings, watch: Watch
     ) -> None:
-        """Take the engine's functions and the program's memory. `directories` maps its preopened descriptors to paths in this process."""
+        """`engine` are the engine's own functions. `directories` maps the program's preopened descriptors to paths in this process."""
         self._clock = VirtualClock()
         self._random = Stream(seed)
         self._names = FileTable(self._clock)
@@ -108,7 +111,7 @@ class Deterministic:
     # Input
 
     def fd_read(self, fd: int, vectors: int, count: int, read: int) -> int:
-        """Read from standard input as much as was asked for, as from a file: how input arrives in pieces depends on timing."""
+        """Read the whole requested length from standard input, because the size of the pieces in which input arrives depends on timing."""
         if fd != 0:
             return self._engine["fd_read"](fd, vectors, count, read)
         total = 0
@@ -223,7 +226,7 @@ class Deterministic:
         return error
 
     def _place(self, fd: int, path: int, length: int, *, follow: bool) -> str | None:
-        """Return the path in this process without symbolic links. Used only as a key: the engine itself resolves and checks the path."""
+        """Return the path in this process, without symbolic links, as a key. The engine itself resolves and checks the path."""
         opened = self._names.open.get(fd)
         if opened is None or b"\0" in (name := self._memory.read(path, length)):
             return None

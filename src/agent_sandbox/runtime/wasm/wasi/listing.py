@@ -27,7 +27,7 @@ class DirectoryEntry:
 
 
 class Listings:
-    """The listings by descriptor, each as it was when the program began to list."""
+    """The directory listings by descriptor, each as it was when the program began to list that directory."""
 
     def __init__(self, fd_readdir: Call, memory: GuestMemory) -> None:
         """Take the engine's `fd_readdir` and the memory it writes to, which is not the program's."""
@@ -48,7 +48,7 @@ class Listings:
                 return entries
 
     def keep(self, fd: int, entries: Sequence[DirectoryEntry]) -> None:
-        """Set the entries that a program listing this descriptor gets from here on."""
+        """Set the entries that the program gets when it lists this descriptor."""
         self._kept[fd] = entries
 
     def kept(self, fd: int) -> Sequence[DirectoryEntry] | None:
@@ -61,7 +61,7 @@ class Listings:
 
 
 def hand_out(memory: GuestMemory, entries: Sequence[DirectoryEntry], address: int, length: int, cookie: int, used: int) -> int:
-    """Write entries from `cookie` on, as `fd_readdir` does: the last one is cut off at the end of the buffer."""
+    """Write entries, beginning with number `cookie`, to the program's buffer, as `fd_readdir` does. The last one may be cut off."""
     room = unsigned(length)
     written = bytearray()
     for index in range(max(0, cookie), len(entries)):
@@ -75,7 +75,7 @@ def hand_out(memory: GuestMemory, entries: Sequence[DirectoryEntry], address: in
 
 
 def _parse(data: bytes, entries: list[DirectoryEntry]) -> int:
-    """Append the complete entries of a piece; return the cookie of the next entry, 0 if there was no complete one."""
+    """Append the complete entries in `data`; return the cookie of the next entry, 0 if no entry was complete."""
     position = after = 0
     while position + DIRENT.size <= len(data):
         following, number, length, kind = DIRENT.unpack_from(data, position)
@@ -89,7 +89,7 @@ def _parse(data: bytes, entries: list[DirectoryEntry]) -> int:
 
 @dataclass
 class UsedFile:
-    """A file or directory: its inode number and times. If the file is older than the run, all its times are the start of the run."""
+    """The inode number and times of a file or directory. If the file is older than the run, all its times are the start of the run."""
 
     number: int
     accessed: int = START_NS
@@ -117,7 +117,7 @@ class FileTable:
         self.open: dict[int, OpenFile] = {}
 
     def file(self, path: str) -> UsedFile:
-        """Return the file at a path; a new one, with the next inode number, if the path was not used yet."""
+        """Return the entry for a path. A path that was not used yet gets a new entry, with the next inode number."""
         file = self._files.get(path)
         if file is None:
             self._last_number += 1
@@ -138,13 +138,13 @@ class FileTable:
             self.touched(opened.file)
 
     def renumbered(self, old: int, new: int) -> None:
-        """Move a descriptor to another number, closing the one that had it."""
+        """Move a descriptor to the number `new`, closing the descriptor that had this number."""
         self.closed(new)
         if old in self.open:
             self.open[new] = self.open.pop(old)
 
     def made(self, path: str) -> None:
-        """Record a new file at a path."""
+        """Record that a new file was made at a path."""
         self._files.pop(path, None)
         self.touched(self.file(path))
         self.file(path).ours = True
@@ -174,7 +174,7 @@ class FileTable:
         self._parent_touched(new)
 
     def touched(self, file: UsedFile) -> None:
-        """Set the times of a file that was written to."""
+        """Set the times of a file that was written to just now."""
         file.modified = file.changed = self._clock.stamp()
 
     def _parent_touched(self, path: str) -> None:
