@@ -47,7 +47,7 @@ class DiffRun:
 class DiffResult(VerbResult):
     """The changes in a sandbox, or those that a command would make, with their content.
 
-    `changes` is empty, because the changes were already printed, one by one. `git` are sentences about commits, branches and tags. `problem`
+    `changes` is empty, because the changes were already printed, one by one. `git` are sentences about commits and branches. `problem`
     says that a patch lacks content of the project, or that the changes of a command could not be listed.
     """
 
