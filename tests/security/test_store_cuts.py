@@ -80,8 +80,10 @@ class Cuts:
         return not done
 
     def _state(self, deed: str) -> SandboxState:
-        directory = self.scratch / "state"
-        shutil.rmtree(directory, ignore_errors=True)
+        # A new directory each time: a program that was run in the last one may still write the names of its project there.
+        directory = self.scratch / f"state-{self.cut + self.finished}"
+        for last in self.scratch.glob("state-*"):
+            shutil.rmtree(last, ignore_errors=True)
         if deed == "make":
             return Store.open(str(directory)).sandbox_for(str(self.shell.cwd))
         subprocess.run(["cp", "-a", "--sparse=always", self.scratch / "prepared", directory], check=True)
