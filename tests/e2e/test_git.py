@@ -12,6 +12,9 @@ from shutil import copytree, ignore_patterns, rmtree
 
 import pytest
 
+from agent_sandbox import Workspace
+from agent_sandbox.engine import git_objects
+from agent_sandbox.errors import PolicyError
 from tests.e2e.program import Shell, words
 
 YES = ("promote", "--yes", "--approve", "git-history")
@@ -388,7 +391,8 @@ def test_a_day_in_a_repository_of_hundreds_of_files(repository: Repository) -> N
     repository.git("gc", "-q")
     (repository.top / "http/notes.txt").write_text("mine\n")
     repository.inside(
-        "git checkout -q -b wip; rm -r xml/sax; git mv http/client.py http/web.py; git commit -qam 'wip: move'; git checkout -q main; git gc -q"
+        "git checkout -q -b wip; rm -r xml/sax; git mv http/client.py http/web.py; git commit -qam 'wip: move'; "
+        " git checkout -q main; git gc -q"
     )
     repository.git(*prompt)
     shown = repository.promote()
@@ -404,3 +408,26 @@ def test_a_day_in_a_repository_of_hundreds_of_files(repository: Repository) -> N
     assert done.returncode == 0, words(done)
     assert repository.titles("--branches") == ["the library", "first"]
     assert repository.git("status", "--short") == "?? http/notes.txt\n"
+
+
+def test_a_repository_in_which_git_is_at_work_is_left_alone(repository: Repository) -> None:
+    repository.inside("echo more >> src/0.txt; git commit -qam one")
+    (repository.top / ".git/index.lock").touch()
+    assert "git is at work there" in repository.refused()
+    (repository.top / ".git/index.lock").unlink()
+    repository.promote()
+    assert repository.titles() == ["one", "first"]
+
+
+def test_objects_that_unpack_to_too_much_are_refused(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small pack of zeros must not fill the disk of the host."""
+    for name, value in repository.shell.env.items():
+        monkeypatch.setenv(name, value)
+    repository.inside("head -c 9M /dev/zero > big; git add big; git commit -qm big; rm big")
+    workspace = Workspace.over(repository.top)
+    monkeypatch.setattr(git_objects, "_MOST_WRITTEN", 8 << 20)
+    with pytest.raises(PolicyError, match="larger than 8 MiB"):
+        workspace.promote(approve="git-history")
+    monkeypatch.setattr(git_objects, "_MOST_WRITTEN", 10 << 20)
+    workspace.promote(approve="git-history")
+    assert repository.titles() == ["big", "first"], "the control"

@@ -27,6 +27,7 @@ from agent_sandbox.workspace.git.objects import WIDTHS, Commit, ObjectFiles, as_
 from agent_sandbox.workspace.git.packs import Damaged
 
 _MOST_READ = 1 << 30  # bytes of new packs and objects
+_MOST_WRITTEN = 2 << 30  # bytes of what they hold
 _LIMITS = Limits(wall_seconds=600, cpu_seconds=600, memory_bytes=4096 * MIB, output_bytes=None, disk_bytes=16 * MIB)
 _LOOSE_LIMIT = 100  # objects: git itself makes a pack of more
 _PIECE = 1 << 20
@@ -179,21 +180,14 @@ class GuestObjects:
             yield f"pack/pack-{name}.pack", pack
             yield f"pack/pack-{name}.idx", index
 
-    def write(self, objects: str) -> None:
-        """Write the objects to the `objects` directory of a real repository. What is there already stays. Raises `WorkspaceError`."""
-        try:
-            top = os.open(objects, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                for path, content in self.as_files():
-                    directory, _, name = path.partition("/")
-                    _write(top, directory, name, content)
-            finally:
-                os.close(top)
-        except OSError as error:
-            raise WorkspaceError(
-                f"cannot write the objects of new commits to {objects!r}: {error.strerror}; no file and no reference was changed",
-                hint="the changes are still in the sandbox",
-            ) from error
+    def write(self, top: int) -> None:
+        """Write the objects to the `objects` directory of a real repository, given as a descriptor. Raises OSError.
+
+        An object that the repository has already stays as it is.
+        """
+        for path, content in self.as_files():
+            directory, _, name = path.partition("/")
+            _write(top, directory, name, content)
 
 
 def _write(top: int, directory: str, name: str, content: bytes) -> None:
@@ -265,13 +259,19 @@ def _run(order: int, write: Callable[[bytes], object], runtime: Runtime) -> None
     with open(packs.__file__, encoding="utf-8") as file:
         source = file.read()
 
+    said: list[bytes] = []
+    written = 0
+
     def keep(stream: str, piece: bytes) -> None:
         if stream == "stdout":
+            nonlocal written
+            written += len(piece)
+            if written > _MOST_WRITTEN:
+                raise Damaged(f"the new objects are larger than {_MOST_WRITTEN >> 20:,} MiB")
             write(piece)
         else:
             said.append(piece[:1000])
 
-    said: list[bytes] = []
     launch = replace(trial(source), program=PythonCode(source), limits=_LIMITS, stdin=order, on_output=keep, collect=False)
     try:
         with runtime.launch(launch) as guest:  # type: ignore[attr-defined]

@@ -424,7 +424,7 @@ def carry_out(proposal: PromotionProposal, stored: Stored, gate: Gate, *, detail
 
 
 def _written(proposal: PromotionProposal, stored: Stored) -> Promotion:
-    proposal.history.prepare()
+    proposal.history.prepare(proposal.tree or proposal.root)
     return promote(proposal.plan(), proposal.contents, stored.state.promotions, holder=_holder("promote"), clock=time.time)
 
 

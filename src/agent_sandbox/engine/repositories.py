@@ -15,6 +15,7 @@ from contextlib import ExitStack, suppress
 
 from agent_sandbox._fast.values import dataclass, field
 from agent_sandbox.engine.git_objects import GuestObjects, RuntimeOf
+from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.policy.paths import contains
 from agent_sandbox.workspace import protected
 from agent_sandbox.workspace.changes import Change, ChangeSet, Contents, Kind
@@ -37,7 +38,8 @@ from agent_sandbox.workspace.git.repository import (
     without_packed,
 )
 from agent_sandbox.workspace.nodes import EntryType, Node
-from agent_sandbox.workspace.promotion.plan import Refusal
+from agent_sandbox.workspace.promotion.plan import Refusal, relative
+from agent_sandbox.workspace.promotion.target import Surprise, TargetTree
 from agent_sandbox.workspace.reality import Base, Bases
 
 _UNKNOWN = "?"
@@ -68,25 +70,35 @@ class CarriedRepositories:
     directories: list[str] = field(default_factory=list)  # to be made for references and logs
     meanings: dict[str, Meaning] = field(default_factory=dict)
 
-    def prepare(self) -> None:
-        """Write all new objects to the real repositories, and make directories for references. Raises `WorkspaceError`.
+    def prepare(self, root: str) -> None:
+        """Write all new objects to the real repositories below a root, and make directories for references. Raises `WorkspaceError`.
 
-        Nothing refers to the objects yet. If the promotion fails, they do no harm.
+        Nothing refers to the objects yet. If the promotion fails, they do no harm. No link is followed on the way.
         """
-        for directory, objects in self.objects:
-            objects.write(directory)
-        with explained("make directories for references"):
-            for path in self.directories:
-                above = os.stat(os.path.dirname(path))
-                with suppress(FileExistsError):
-                    os.mkdir(path, above.st_mode & 0o7777)
-                    with suppress(PermissionError):
-                        os.chown(path, above.st_uid, above.st_gid, follow_symlinks=False)
+        if not self.objects:
+            return
+        try:
+            with explained("write the objects of new commits"), TargetTree(root) as tree:
+                for directory, objects in self.objects:
+                    objects.write(tree.directory(relative(directory, root)))
+                for path in self.directories:
+                    _make_directory(tree.directory(relative(os.path.dirname(path), root)), os.path.basename(path))
+        except Surprise as error:
+            why = f"{os.path.join(root, error.path)!r}: {error.why}; no file and no reference was changed"
+            raise WorkspaceError(f"cannot write the objects of new commits: {why}", hint="look at the changes again") from error
 
     def drop(self, paths: Collection[str]) -> None:
         """Leave out some of the changes."""
         for path in paths:
             self.changes.pop(path, None)
+
+
+def _make_directory(above: int, name: str) -> None:
+    status = os.fstat(above)
+    with suppress(FileExistsError):
+        os.mkdir(name, status.st_mode & 0o7777, dir_fd=above)
+        with suppress(PermissionError):
+            os.chown(name, status.st_uid, status.st_gid, dir_fd=above, follow_symlinks=False)
 
 
 @dataclass(frozen=True)
@@ -125,7 +137,7 @@ def carry_history(source: HistorySource, chosen: Callable[[Change], bool], until
         shared.add(place.common)
         try:
             part.carry(until_the_end)
-        except Damaged as error:
+        except (Damaged, OSError) as error:
             carried.refused.append(Refusal(place.directory, f"its commits cannot be carried over: {error}"))
             carried.raw |= mine.keys()
             continue
@@ -158,8 +170,11 @@ class _Carrier:
         self._tips: list[str] | None = None
 
     def carry(self, until_the_end: ExitStack) -> None:
-        """Compare everything, and collect what is to be written. Raises `Damaged`."""
+        """Compare everything, and collect what is to be written. Raises `Damaged` and OSError."""
         place, files = self.place, self.files
+        for path in (f"{place.directory}/index.lock", f"{place.directory}/HEAD.lock", f"{place.common}/packed-refs.lock"):
+            if files.node(path) is not None:
+                raise Damaged(f"git is at work there, or has left {path!r} behind")
         values = self._all_references() if self.has_references else {}
         head = self._text("HEAD")
         index = self._index()

@@ -148,6 +148,6 @@ def _refuse_changed(plan: EffectPlan, proposal: PromotionProposal, chosen: set[s
     now, problem = effects.file_effects(ChangeSet(tuple(files)), proposal.contents.sandbox, plan.project)
     if problem:
         raise PolicyError(f"the plan's files cannot be read any more: {problem}", hint=again)
-    wanted = chosen.difference(raw.symmetric_difference(proposal.settled))
+    wanted = chosen.difference(set(proposal.settled) - raw)
     if now != {effect.path: replace(effect, risk=NONE) for effect in plan.files if effect.path in wanted}:
         raise PolicyError("the plan's files have changed since it was shown", hint=again)

@@ -72,11 +72,14 @@ class Files:
         return self._changes.get(path)
 
     def node(self, path: str) -> Node | None:
-        """Return the real entry at a path; None if there is none."""
+        """Return the real entry at a path; None if there is none, or if it cannot be examined."""
         directory = self._reality.directory(os.path.dirname(path).lstrip("/"))
         if directory is None:
             return None
-        seen = look(directory, os.path.basename(path), now_ns=0)
+        try:
+            seen = look(directory, os.path.basename(path), now_ns=0)
+        except OSError:
+            return None
         return seen.node if seen else None
 
     def is_directory(self, path: str) -> bool:
