@@ -17,11 +17,11 @@ SOURCE = "src/agent_sandbox"
 
 
 class Docstring(NamedTuple):
-    """A docstring, and the module, class or function that it belongs to."""
+    """A docstring, and the lines that a reader of the source sees with it: the signature, or the fields of a class."""
 
     path: Path
     line: int
-    name: str
+    shown: str
     text: str
 
 
@@ -29,12 +29,28 @@ def docstrings(top: Path) -> Iterator[Docstring]:
     """Return every docstring below a directory, in the order of files and lines."""
     for path in sorted(top.rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
-        found = []
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and (text := ast.get_docstring(node)):
-                name = "module" if isinstance(node, ast.Module) else node.name
-                found.append(Docstring(path, node.body[0].lineno, name, text))
-        yield from sorted(found)
+        yield from sorted(_in(tree, path, ""))
+
+
+def _in(node: ast.AST, path: Path, owner: str) -> Iterator[Docstring]:
+    """Return the docstring of a node and those below it. `owner` is the class that it is in."""
+    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        if text := ast.get_docstring(node):
+            yield Docstring(path, node.body[0].lineno, _shown(node, owner), text)
+        owner = f"{owner}{node.name}." if isinstance(node, ast.ClassDef) else owner
+    for child in ast.iter_child_nodes(node):
+        yield from _in(child, path, owner)
+
+
+def _shown(node: ast.AST, owner: str) -> str:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        returned = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+        return f"{owner}{node.name}({ast.unparse(node.args)}){returned}"
+    if isinstance(node, ast.ClassDef):
+        fields = [ast.unparse(each) for each in node.body if isinstance(each, ast.AnnAssign)]
+        bases = f"({', '.join(map(ast.unparse, node.bases))})" if node.bases else ""
+        return f"class {owner}{node.name}{bases}" + "".join(f"; {field}" for field in fields)
+    return "module"
 
 
 def main() -> None:
@@ -46,7 +62,7 @@ def main() -> None:
     every = [*docstrings(CHECKOUT / SOURCE)]
     drawn = random.Random(arguments.seed).sample(every, min(arguments.number, len(every)))
     for number, each in enumerate(drawn, start=1):
-        print(f"{number}. {each.path.relative_to(CHECKOUT)}:{each.line} {each.name}")
+        print(f"{number}. {each.path.relative_to(CHECKOUT)}:{each.line} {each.shown}")
         print("".join(f"    {line}".rstrip() + "\n" for line in each.text.splitlines()))
 
 
