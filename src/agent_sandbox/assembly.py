@@ -11,6 +11,7 @@ import sys
 import time
 from functools import lru_cache
 
+from agent_sandbox._fast.encoding import sha256
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.engine.runtimes import Registry
 from agent_sandbox.errors import PolicyError, RuntimeUnavailable
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from agent_sandbox.runtime.wasm.runtime import WasmRuntime
     from agent_sandbox.workspace.store import SandboxState
 
-LEDGER, APPROVALS, CAPABILITIES = "ledger.jsonl", "approvals", "capabilities"
+LEDGER, APPROVALS, CAPABILITIES, SEARCHES = "ledger.jsonl", "approvals", "capabilities", "searches"
 ONE_WALL = "wasm-one-wall"  # used if the caller names it, or if the system has no other runtime
 NOT_LINUX = "the confinement of a process is Linux's, and this is another system"
 WARM = 24  # guests that may wait ready. Each takes at most 8 MB; all together, about as much as one browser tab
@@ -57,6 +58,7 @@ class Host:
     keys: str  # key and anchor of the ledger: by default outside `state`, so that write access to one is not access to both
     config: str  # the user's own settings
     background: bool = True  # whether a background process may go on after the caller has its answer
+    search_path: str = ""  # the caller's PATH: programs in it stay visible
 
     @classmethod
     def here(cls) -> Host:
@@ -80,12 +82,13 @@ class Host:
             keys,
             _xdg("XDG_CONFIG_HOME", home, ".config"),
             not os.environ.get("AGENT_SANDBOX_NO_BACKGROUND"),
+            os.environ.get("PATH", ""),
         )
 
     def unchosen(self) -> Host:
         """Return the host with this user's default state and key directories. Those chosen by a variable may be another user's."""
         state, data = _xdg("XDG_STATE_HOME", self.home, ".local/state"), _xdg("XDG_DATA_HOME", self.home, ".local/share")
-        return Host(self.home, state, self.cache, os.path.join(data, "keys"), self.config, self.background)
+        return Host(self.home, state, self.cache, os.path.join(data, "keys"), self.config, self.background, self.search_path)
 
     def of_user(self, user: str) -> Host:
         """Return the host of another user, with that user's default directories. Raises `PolicyError` for an unknown user."""
@@ -96,7 +99,7 @@ class Host:
         except KeyError:
             raise PolicyError(f"there is no user {user!r}", hint="name one of this machine") from None
         state, keys = os.path.join(top, ".local/state/agent-sandbox"), os.path.join(top, ".local/share/agent-sandbox/keys")
-        return Host(top, state, self.cache, keys, self.config, self.background)
+        return Host(top, state, self.cache, keys, self.config, self.background, self.search_path)
 
     @property
     def elevations(self) -> str:
@@ -244,15 +247,44 @@ class Assembly:
         return grants.Capabilities(os.path.join(self.host.state, CAPABILITIES), seal, self.ledger(), clock=time.time)
 
     def masks_for(self, project: str) -> tuple[Mask, ...]:
-        """Return the default masks of a project: the paths that its sandboxes hide."""
-        host, others = self.host, self.host.unchosen()
-        return default_masks(
+        """Return the masks of a project: the paths that its sandboxes hide. Searches the project and the user's homes for them."""
+        return self.masks((project,), searched=(project,))
+
+    def masks(self, projects: Iterable[str], *, searched: Iterable[str] | None) -> tuple[Mask, ...]:
+        """Return the masks of several projects, of what is found in the `searched` ones, and of what is found in the user's homes.
+
+        With None, the disk is not looked at, and only listed names are masked.
+        """
+        host, others, projects = self.host, self.host.unchosen(), tuple(projects)
+        listed = default_masks(
             homes=host.homes,
             homes_of_others=host.homes_of_others,
-            projects=(project,),
+            projects=projects,
             state_dirs=map(os.path.realpath, (host.state, others.state)),
             keys_dirs=map(os.path.realpath, (host.keys, others.keys)),
         )
+        return listed if searched is None else self._with_found(listed, projects, tuple(dict.fromkeys(searched)))
+
+    def _with_found(self, listed: tuple[Mask, ...], projects: tuple[str, ...], searched: tuple[str, ...]) -> tuple[Mask, ...]:
+        from agent_sandbox.workspace.home_listing import hidden_in_home, program_places
+        from agent_sandbox.workspace.secret_search import SearchMemory, hidden_in_project
+
+        masks = {mask.path: mask for mask in listed}
+        name = sha256("\0".join(map(os.fsdecode, searched)).encode("utf-8", "surrogateescape")).hexdigest()[:32]
+        memory = SearchMemory(os.path.join(self.host.state, SEARCHES, name))
+        programs = program_places(self.host.search_path, sys.prefix, sys.base_prefix, *(path for path in sys.path if "/." in path))
+        found = {
+            mask.path: mask
+            for home in self.host.homes
+            for mask in hidden_in_home(home, memory, projects=projects, programs=programs, hidden=masks)
+        }
+        for project in searched:
+            files = hidden_in_project(project, memory, skip={*masks, *found})
+            found |= {mask.path: mask for mask in files.masks if mask.remark or mask.path not in masks}
+            masks = {path: mask for path, mask in masks.items() if path not in files.shown}
+        memory.save()
+        masks |= found
+        return tuple(masks[path] for path in sorted(masks))
 
     def runtimes(self, wish: str, registry: Registry | None = None) -> Runtimes:
         """Return the runtimes of a registry. `wish` is the name of one, or "auto".

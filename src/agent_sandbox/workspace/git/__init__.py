@@ -1,0 +1,1 @@
+"""Read a git repository without running git."""
