@@ -15,6 +15,7 @@ from agent_sandbox._fast.encoding import sha256
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.engine.runtimes import Registry
 from agent_sandbox.errors import PolicyError, RuntimeUnavailable
+from agent_sandbox.policy.paths import ancestors, normalise
 from agent_sandbox.policy.secrets import Mask, default_masks
 
 if TYPE_CHECKING:
@@ -266,7 +267,7 @@ class Assembly:
         return listed if searched is None else self._with_found(listed, projects, tuple(dict.fromkeys(searched)))
 
     def _with_found(self, listed: tuple[Mask, ...], projects: tuple[str, ...], searched: tuple[str, ...]) -> tuple[Mask, ...]:
-        from agent_sandbox.workspace.home_listing import hidden_in_home, program_places
+        from agent_sandbox.workspace.dot_files import hidden_in_home, program_places
         from agent_sandbox.workspace.secret_search import SearchMemory, hidden_in_project
 
         masks = {mask.path: mask for mask in listed}
@@ -279,6 +280,8 @@ class Assembly:
             for mask in hidden_in_home(home, memory, projects=projects, programs=programs, hidden=masks)
         }
         for project in searched:
+            if any(above in masks for above in ancestors(normalise(project))):
+                continue  # hidden as a whole; if it is revealed, then with what it holds
             files = hidden_in_project(project, memory, skip={*masks, *found})
             found |= {mask.path: mask for mask in files.masks if mask.remark or mask.path not in masks}
             masks = {path: mask for path, mask in masks.items() if path not in files.shown}

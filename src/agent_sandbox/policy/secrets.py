@@ -1,7 +1,7 @@
 """The paths a view hides by default: credentials, histories, other users' and our own state. Data, and a few pure functions.
 
 A view hides names. The names here are hidden wherever they appear, also during a run. What else a project and a home hide is found on the
-disk before each run (`workspace.secret_search`, `workspace.home_listing`): files that hold secrets, and dot-files that are not in
+disk before each run (`workspace.secret_search`, `workspace.dot_files`): files that hold secrets, and dot-files that are not in
 `SHOWN_IN_HOME`.
 
 Deliberately not listed: `/etc/machine-id` (an identifier that systemd and D-Bus need, no secret), `/var/log` as a whole (package managers

@@ -12,6 +12,7 @@ Links are not followed. A file that appears after the search is visible until th
 
 from __future__ import annotations
 
+import errno
 import marshal
 import os
 import stat
@@ -138,7 +139,7 @@ def content_secret(path: str, memory: SearchMemory, most: int = _HEAD_BYTES, *, 
     try:
         status = os.stat(path)
     except OSError as error:
-        return "" if isinstance(error, FileNotFoundError) else _UNREADABLE
+        return "" if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP) else _UNREADABLE
     if not stat.S_ISREG(status.st_mode):
         return ""
     rule = f"{most}{named_so}"
@@ -228,8 +229,8 @@ class _Search:
             self._unsearched[path] = "it lies too deep"
             return None
         try:
-            status = os.stat(place, follow_symlinks=False)
-            if not stat.S_ISDIR(status.st_mode) and path:
+            status = os.stat(place, follow_symlinks=not path)  # the project itself may be named by a link
+            if not stat.S_ISDIR(status.st_mode):
                 return None  # replaced meanwhile
             if self._device is None:
                 self._device = status.st_dev
@@ -288,7 +289,7 @@ class _Search:
                 blobs = {path: found.get(path) for path in paths}
                 self._memory.tracked, self._memory.changed = (head, blobs), True
             return blobs, ""
-        except (tracked.Unknown, OSError) as error:
+        except (tracked.UnknownHead, OSError) as error:
             return {}, str(error)
 
     def _why_hidden(self, path: str, suspicion: Suspicion, content: str, blob: str) -> str:

@@ -1,8 +1,8 @@
 """The files that the commit HEAD of a real repository tracks. Read from the objects themselves: no git is run, and no index is trusted.
 
 Only the repository on the machine is read, never one in a sandbox's layers. Loose objects, packs (index version 2, deltas), alternates,
-linked worktrees, detached heads and packed refs are understood. For anything else (SHA-256 objects, reftables, damage) `Unknown` is raised:
-the caller then knows nothing about the files, and hides them.
+linked worktrees, detached heads and packed refs are understood. For anything else (SHA-256 objects, reftables, damage) `UnknownHead` is
+raised: the caller then knows nothing about the files, and hides them.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _OFFSET_DELTA, _REFERENCE_DELTA = 6, 7
 _HEX = frozenset("0123456789abcdef")
 
 
-class Unknown(Exception):
+class UnknownHead(Exception):
     """It cannot be said which files are tracked."""
 
 
 def tracked_blobs(project: str, among: Collection[str]) -> dict[str, str]:
-    """Return the object id of each of these paths, relative to `project`, that is a regular file in HEAD. Raises `Unknown`."""
+    """Return the object id of each of these paths, relative to `project`, that is a regular file in HEAD. Raises `UnknownHead`."""
     found = _repository(project)
     if found is None or not among:
         return {}
@@ -40,7 +40,7 @@ def tracked_blobs(project: str, among: Collection[str]) -> dict[str, str]:
 
 
 def head_of(project: str) -> str:
-    """Return the commit id of HEAD; empty without a repository or before the first commit. Raises `Unknown`."""
+    """Return the commit id of HEAD; empty without a repository or before the first commit. Raises `UnknownHead`."""
     found = _repository(project)
     return "" if found is None else found[0].head()
 
@@ -87,11 +87,11 @@ class _Repository(ExitStack):
                 break
             name = text[4:].strip()
             if not name.startswith("refs/") or ".." in name.split("/"):
-                raise Unknown(f"HEAD names {name!r}")
+                raise UnknownHead(f"HEAD names {name!r}")
             if name == "refs/heads/.invalid":
-                raise Unknown("its refs are stored as a reftable")
+                raise UnknownHead("its refs are stored as a reftable")
         if text and (len(text) != 40 or not _HEX.issuperset(text)):
-            raise Unknown("HEAD is no SHA-1 commit id")
+            raise UnknownHead("HEAD is no SHA-1 commit id")
         return text
 
     def blob(self, names: tuple[str, ...]) -> str | None:
@@ -106,7 +106,7 @@ class _Repository(ExitStack):
             return None
         first = self._object(commit, b"commit").partition(b"\n")[0]
         if not first.startswith(b"tree ") or len(first) != 45:
-            raise Unknown("its commit cannot be read")
+            raise UnknownHead("its commit cannot be read")
         tree = first[5:].decode("ascii", "replace")
         for name in names:
             mode, tree = self._tree(tree).get(name, (b"", ""))
@@ -121,7 +121,7 @@ class _Repository(ExitStack):
                 end = content.find(b"\0", at)
                 mode, _, name = content[at:end].partition(b" ")
                 if end < 0 or not name or len(content) < end + 21:
-                    raise Unknown("one of its trees is damaged")
+                    raise UnknownHead("one of its trees is damaged")
                 entries[os.fsdecode(name)] = (mode, content[end + 1 : end + 21].hex())
                 at = end + 21
             self._trees[object_id] = entries
@@ -143,9 +143,9 @@ class _Repository(ExitStack):
         try:
             found, content = self._loose(object_id) or self._packed(object_id) or (b"", b"")
         except (OSError, ValueError, IndexError, KeyError, zlib.error, RecursionError) as error:
-            raise Unknown(f"an object cannot be read: {error}") from error
+            raise UnknownHead(f"an object cannot be read: {error}") from error
         if found != kind:
-            raise Unknown(f"there is no {kind.decode()} {object_id}")
+            raise UnknownHead(f"there is no {kind.decode()} {object_id}")
         return content
 
     def _loose(self, object_id: str) -> tuple[bytes, bytes] | None:
@@ -306,7 +306,7 @@ def _line(path: str) -> str:
     try:
         return os.fsdecode(_content(path, _LONGEST_REF).partition(b"\n")[0]).strip()
     except OSError as error:
-        raise Unknown(f"{path!r} cannot be read: {error.strerror}") from error
+        raise UnknownHead(f"{path!r} cannot be read: {error.strerror}") from error
 
 
 def _content(path: str, most: int = LARGEST) -> bytes:

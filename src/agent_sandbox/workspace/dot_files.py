@@ -10,6 +10,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 
+from agent_sandbox._fast.values import dataclass
 from agent_sandbox.policy.paths import ancestors, contains
 from agent_sandbox.policy.secrets import READ_IN_HOME, SHOWN_IN_HOME, UNLISTED, WITH_A_TOKEN, FoundMask
 from agent_sandbox.workspace.secret_search import SearchMemory, content_secret
@@ -26,11 +27,13 @@ def hidden_in_home(
     `projects` stay visible, and the trees and files in `programs`. `hidden` are paths that have a mask already. A home that cannot be
     listed yields nothing: its owner, the guest, is denied the listing, too.
     """
-    kept = {path for path in (*projects, *programs) if path.startswith(home.rstrip("/") + "/")}
-    shown = {os.path.join(home, name) for name in SHOWN_IN_HOME}
-    way = {above for path in (*kept, *shown) for above in ancestors(path)[1:]}
+    listed = {os.path.join(home, name) for name in SHOWN_IN_HOME}
+    mixed = {above for path in listed for above in ancestors(path)[1:]}  # such as .local/share, of which a part is shown
+    projects, programs = _inside(home, projects), _inside(home, programs)
+    shown = {*listed, *projects, *(path for path in programs if path not in mixed)}
+    way = {above for path in shown for above in ancestors(path)[1:]}
     if home != "/":  # an account without a home
-        yield from _unlisted(home, shown | kept, way, frozenset(hidden), top=True)
+        yield from _unlisted(home, _Shown(home, shown, way), frozenset(hidden), top=True)
     for name in READ_IN_HOME:
         path = os.path.join(home, name)
         if path not in hidden and os.path.lexists(path) and (found := content_secret(path, memory)):
@@ -65,30 +68,43 @@ def _beside(directory: str) -> Iterator[str]:
         yield from (os.path.join(os.path.dirname(directory), name) for name in _BESIDE_PROGRAMS)
 
 
-def _unlisted(directory: str, shown: set[str], way: set[str], hidden: frozenset[str], *, top: bool) -> Iterator[FoundMask]:
+def _inside(home: str, paths: Iterable[str]) -> list[str]:
+    """Return the paths that lie in a home, as names below it, also if the home is known by a link."""
+    real = os.path.realpath(home)
+    names = [home + path[len(real) :] if contains(real, path) else path for path in paths]
+    return [path for path in names if path.startswith(f"{home}/")]
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """What a home shows, and the directories on the way to it."""
+
+    home: str
+    paths: set[str]
+    way: set[str]
+
+    def hides_target(self, target: str) -> bool:
+        """Return whether to hide a link, and with it what it leads to. Not if that is shown, on the way to it, or outside the home.
+
+        Programs and other people's files lie outside the home. There, what a link leads to is as visible as anything beside it.
+        """
+        return contains(self.home, target) and target not in self.way and not any(above in self.paths for above in ancestors(target))
+
+
+def _unlisted(directory: str, shown: _Shown, hidden: frozenset[str], *, top: bool) -> Iterator[FoundMask]:
     try:
         with os.scandir(directory) as entries:
             names = sorted(entry.name for entry in entries)
     except OSError:
         return
     for name in names:
-        path = f"{directory.rstrip('/')}/{name}"
-        if (top and not name.startswith(".")) or path in shown or path in hidden:
+        path = f"{directory}/{name}"
+        if (top and not name.startswith(".")) or path in shown.paths or path in hidden:
             continue
-        if path in way and os.path.isdir(path):
-            yield from _unlisted(path, shown, way, hidden, top=False)
-        elif not os.path.islink(path) or _hides_its_target(os.path.realpath(path), shown, way):
+        if path in shown.way and os.path.isdir(path):
+            yield from _unlisted(path, shown, hidden, top=False)
+        elif not os.path.islink(path) or shown.hides_target(os.path.realpath(path)):
             yield FoundMask(path, UNLISTED)
-
-
-def _hides_its_target(target: str, shown: set[str], way: set[str]) -> bool:
-    """Return whether to hide a link, and with it what it leads to. Not if that is shown, on the way to it, or outside the home.
-
-    Programs and other people's files lie outside the home. There, what a link leads to is as visible as anything beside it.
-    """
-    return (
-        target not in way and any(above in way for above in ancestors(target)[1:-1]) and not any(contains(path, target) for path in shown)
-    )
 
 
 __all__ = ["hidden_in_home", "program_places"]
