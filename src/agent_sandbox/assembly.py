@@ -15,7 +15,7 @@ from agent_sandbox._fast.encoding import sha256
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.engine.runtimes import Registry
 from agent_sandbox.errors import PolicyError, RuntimeUnavailable
-from agent_sandbox.policy.paths import ancestors, normalise
+from agent_sandbox.policy.paths import ancestors, contains, normalise
 from agent_sandbox.policy.secrets import Mask, default_masks
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ LEDGER, APPROVALS, CAPABILITIES, SEARCHES = "ledger.jsonl", "approvals", "capabi
 ONE_WALL = "wasm-one-wall"  # used if the caller names it, or if the system has no other runtime
 NOT_LINUX = "the confinement of a process is Linux's, and this is another system"
 WARM = 24  # guests that may wait ready. Each takes at most 8 MB; all together, about as much as one browser tab
+_NOT_SEARCHED = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/boot", "/proc", "/sys", "/dev")
 _HOMES = ("/root", "/var/", "/srv/", "/opt/")  # places of home directories besides /home
 
 
@@ -254,7 +255,8 @@ class Assembly:
     def masks(self, projects: Iterable[str], *, searched: Iterable[str] | None) -> tuple[Mask, ...]:
         """Return the masks of several projects, of what is found in the `searched` ones, and of what is found in the user's homes.
 
-        With None, the disk is not looked at, and only listed names are masked.
+        The whole machine and the programs of the system are never searched. With None, the disk is not looked at, and only listed names
+        are masked.
         """
         host, others, projects = self.host, self.host.unchosen(), tuple(projects)
         listed = default_masks(
@@ -264,7 +266,7 @@ class Assembly:
             state_dirs=map(os.path.realpath, (host.state, others.state)),
             keys_dirs=map(os.path.realpath, (host.keys, others.keys)),
         )
-        return listed if searched is None else self._with_found(listed, projects, tuple(dict.fromkeys(searched)))
+        return listed if searched is None else self._with_found(listed, projects, tuple(dict.fromkeys(filter(_is_searched, searched))))
 
     def _with_found(self, listed: tuple[Mask, ...], projects: tuple[str, ...], searched: tuple[str, ...]) -> tuple[Mask, ...]:
         from agent_sandbox.workspace.dot_files import hidden_in_home, program_places
@@ -409,6 +411,10 @@ def _uids(names: Iterable[str]) -> frozenset[int]:
         except KeyError:
             continue
     return frozenset(ids)
+
+
+def _is_searched(directory: str) -> bool:
+    return directory != "/" and os.path.isdir(directory) and not any(contains(tree, directory) for tree in _NOT_SEARCHED)
 
 
 def _xdg(variable: str, home: str, default: str) -> str:

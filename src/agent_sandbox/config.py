@@ -20,13 +20,12 @@ from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.code.patterns import Rule
 from agent_sandbox.policy.hosts import NO_NETWORK
 from agent_sandbox.policy.model import EVERYWHERE, MIB, Limits, Policy, ProgramRules, locked, repeatable
-from agent_sandbox.policy.paths import PathPattern, Tree, ancestors, anchor, contains, normalise, parse
+from agent_sandbox.policy.paths import PathPattern, Tree, ancestors, anchor, normalise, parse
 from agent_sandbox.policy.secrets import Mask, reveal
 
 PathLike = str | bytes | os.PathLike[str]
 
 # Setting, its field in `Limits`, and the factor between their units.
-_NOT_SEARCHED = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/boot", "/proc", "/sys", "/dev")
 _LIMITS = (
     ("timeout_seconds", "wall_seconds", 1),
     ("max_cpu_seconds", "cpu_seconds", 1),
@@ -224,7 +223,7 @@ class SandboxConfig:
         if not (self.allow_file_read or self.allow_file_write):
             allowed = ()
         anchors = sorted({*map(anchor, allowed)})
-        masks = here().masks((*anchors, sys.prefix), searched=filter(_is_searched, anchors) if allowed else None)
+        masks = here().masks((*anchors, sys.prefix), searched=anchors if allowed else None)
         for secret in self.reveal:
             pattern = parse(_path(secret), home=home)
             if not isinstance(pattern, Tree):
@@ -237,10 +236,6 @@ class SandboxConfig:
                     why = f"allowed_paths names {anchor(pattern)!r}, which is masked: {hidden[above].why}"
                     raise PolicyError(why, hint=f"leave it out, or add reveal=[{above!r}]")
         return masks if allowed else tuple(mask for mask in masks if _shown_with_the_interpreter(mask.path))
-
-
-def _is_searched(directory: str) -> bool:
-    return directory != "/" and os.path.isdir(directory) and not any(contains(tree, directory) for tree in _NOT_SEARCHED)
 
 
 def _shown_with_the_interpreter(path: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent_sandbox.policy.secret_names import KEY, NAME, TOKEN, is_for_secrets, is_template, suspicion_of
+from agent_sandbox.policy.secret_names import KEY, NAME, TOKEN, is_template, suspicion_of
 
 
 @pytest.mark.parametrize(
@@ -108,8 +108,18 @@ def test_a_name_with_odd_bytes_is_judged_by_the_rest() -> None:
     assert suspicion_of("\udcff.env") is not None and suspicion_of("a\nb.pem") is not None
 
 
-def test_directories_for_secrets() -> None:
-    assert [name for name in (".ssh", ".aws", ".kube", "ssh", ".github", "src") if is_for_secrets(name)] == [".ssh", ".aws", ".kube"]
+@pytest.mark.parametrize("directory", [".ssh/", "a/.aws/b/", "secrets/", "a/.envs/.production/"])
+@pytest.mark.parametrize("name", ["config", "db_password.txt", ".django", "values.yaml"])
+def test_data_in_a_directory_for_secrets_is_suspected(directory: str, name: str) -> None:
+    suspicion = suspicion_of(name, directory=directory)
+    assert suspicion is not None and suspicion.by == NAME
+    outside = suspicion_of(name, directory="src/")
+    assert outside is None or outside.by != NAME
+
+
+def test_code_in_a_package_called_secrets_is_not() -> None:
+    assert suspicion_of("vault.py", directory="app/secrets/") is None
+    assert suspicion_of("config.py", directory="app/.ssh/") is not None
 
 
 def test_templates() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from agent_sandbox.workspace.dot_files import hidden_in_home, program_places
 from agent_sandbox.workspace.secret_search import SearchMemory
+from tests.policy.test_secret_content import pem
 
 
 @pytest.fixture
@@ -71,6 +72,15 @@ def test_settings_that_are_shown_are_hidden_if_they_hold_a_token(home: Path, nam
     assert hidden(home) == set()
     put(home, name, content=f"alias ll='ls -l'\n{secret}\n")
     assert hidden(home) == {name}
+
+
+def test_a_key_at_the_top_of_a_home_is_hidden_and_other_files_are_not(home: Path) -> None:
+    key = pem(b"PRIVATE KEY").decode()
+    put(home, "ec2.pem", "id_backup", content=key)
+    put(home, "credentials.json", "notes.txt", "chain.pem")
+    put(home, "documents/ec2.pem", content=key)
+    assert hidden(home) == {"ec2.pem", "id_backup", "credentials.json"}
+    assert hidden(home, projects=[str(home)]) == set(), "as a project it is searched"
 
 
 def test_a_project_in_a_hidden_directory_stays_and_its_neighbours_do_not(home: Path) -> None:

@@ -68,10 +68,17 @@ def test_secrets_are_found_at_any_depth_and_templates_are_not(top: Path) -> None
 
 
 def test_dependencies_and_the_objects_of_git_are_not_searched(top: Path) -> None:
-    for directory in ("node_modules/x", ".git", ".venv/lib/python3.11/site-packages/x", "a/.tox/y"):
+    for directory in ("node_modules/x", ".git/objects", ".venv/lib/python3.11/site-packages/x", "a/.tox/y"):
         put(top, f"{directory}/test.pem", PRIVATE)
     put(top, ".venv/.env")
     assert hidden(search(top), top) == {".venv/.env"}
+
+
+def test_the_settings_of_a_repository_are_hidden_if_they_hold_a_token(top: Path) -> None:
+    put(top, ".git/config", b'[remote "origin"]\n\turl = https://github.com/a/b\n')
+    put(top, "sub/.git/config", b"\turl = https://x:ghs_" + b"a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6q7R8@github.com/a/b\n")
+    (mask,) = search(top).masks
+    assert mask.path == str(top / "sub/.git/config") and "it holds a token" in mask.remark
 
 
 def test_odd_entries_are_no_trouble(top: Path, tmp_path: Path) -> None:

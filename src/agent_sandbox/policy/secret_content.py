@@ -34,6 +34,7 @@ _SHAPES = (
     rb"\bhf_[A-Za-z0-9]{30,}",
     rb"\bdop_v1_[a-f0-9]{40,}",
     rb"\bhvs\.[\w-]{20,}",
+    rb"(?i)\bauthorization:\s*(?:basic|bearer|token)\s+[\w+/=.-]{16,}",
     rb"\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,}",
 )
 _ASSIGNED = (

@@ -32,13 +32,26 @@ _NAMES: dict[Suspicion, tuple[str, ...]] = {
     _CREDENTIALS: (
         *(".npmrc", ".pypirc", ".netrc", "_netrc", ".git-credentials", ".htpasswd", ".htdigest", ".pgpass", "pgpass.conf", ".my.cnf"),
         *(".dockercfg", ".dockerconfigjson", ".s3cfg", ".boto", ".vault-token", "master.key", "kubeconfig", "credentials", "secrets"),
-        *(".secrets", ".credentials", "token.json", "tokens.json", "token.pickle", "jupyter_server_config.json", "terraform.rc"),
+        *(".secrets", ".credentials", "token.pickle", "jupyter_server_config.json", "terraform.rc"),
         *("jupyter_notebook_config.json", "jupyter_cookie_secret", ".bash_history", ".zsh_history", ".python_history", ".psql_history"),
         *(".databrickscfg", ".terraformrc", "credentials.tfrc.json", "application_default_credentials.json", "proxy.pass"),
     ),
     _TOKENS: (
         *(".yarnrc.yml", ".yarnrc", ".mcp.json", "mcp.json", "settings.local.json", "pip.conf", "pip.ini", "nuget.config", "settings.xml"),
-        *("gradle.properties", "local.properties", "auth.json", ".condarc", "bunfig.toml", ".gitconfig", ".curlrc", ".wgetrc", ".gemrc"),
+        *(
+            ".git/config",
+            ".git/credentials",
+            "local.settings.json",
+            "gradle.properties",
+            "local.properties",
+            "auth.json",
+            ".condarc",
+            "bunfig.toml",
+            ".gitconfig",
+            ".curlrc",
+            ".wgetrc",
+            ".gemrc",
+        ),
     ),
 }
 _EXTENSIONS: dict[Suspicion, tuple[str, ...]] = {
@@ -69,14 +82,63 @@ _BACKUPS = ("~", "#", ".bak", ".old", ".orig", ".save", ".swp", ".swo", ".swn", 
 _DATA = frozenset({"yml", "yaml", "json", "toml", "ini", "cfg", "conf", "properties", "xml", "csv", "txt", "env", "plist", "config"})
 _SECRET_WORDS = frozenset({"secret", "secrets", "credential", "credentials", "creds"})
 _HINTS = ("key", "token", "passw", "auth", "private", "account", "adminsdk", "rsa", "ed25519", "login")
+# Names without an extension that are common and hold no keys: not read.
+_ORDINARY = frozenset(
+    {
+        *(
+            "makefile",
+            "kconfig",
+            "kbuild",
+            "dockerfile",
+            "containerfile",
+            "gemfile",
+            "rakefile",
+            "procfile",
+            "pipfile",
+            "justfile",
+            "brewfile",
+        ),
+        *("vagrantfile", "jenkinsfile", "podfile", "fastfile", "build", "workspace", "license", "licence", "copying", "readme", "authors"),
+        *("notice", "changelog", "changes", "news", "todo", "install", "version", "owners", "codeowners", "maintainers", "contributing"),
+        *("configure", "gradlew", "mvnw", ".gitignore", ".gitkeep", ".gitattributes", ".gitmodules", ".editorconfig", ".dockerignore"),
+        *(".npmignore", ".eslintignore", ".prettierignore", ".prettierrc", ".eslintrc", ".babelrc", ".nvmrc", ".python-version", ".keep"),
+        *(
+            ".ruby-version",
+            ".tool-versions",
+            ".clang-format",
+            ".clang-tidy",
+            ".pylintrc",
+            ".flake8",
+            ".coveragerc",
+            ".gitlab-ci",
+            ".ds_store",
+        ),
+    }
+)
 _SEPARATORS = str.maketrans("-_ ", "...")
 # Every file in such a directory is suspected.
 _DIRECTORIES = frozenset({".ssh", ".gnupg", ".aws", ".kube", ".pulumi", ".password-store", ".subversion"})
+# In these, data is: a package of source code may have such a name, too.
+_FOR_DATA = frozenset({"secrets", ".secrets", ".envs", "credentials", ".credentials"})
 IN_SECRET_DIRECTORY = Suspicion("files in a directory for keys and credentials")
 
 
-def suspicion_of(name: str) -> Suspicion | None:
-    """Return what a file of this name may hold; None for an ordinary file."""
+def suspicion_of(name: str, *, directory: str = "") -> Suspicion | None:
+    """Return what a file of this name may hold; None for an ordinary file. `directory` is the way to it, from the top of the project."""
+    found = _by_name(name)
+    if directory and (found is None or found.by != NAME):
+        parts = directory.split("/")
+        if not _DIRECTORIES.isdisjoint(parts) or (not _FOR_DATA.isdisjoint(parts) and _is_data(name.lower())):
+            return IN_SECRET_DIRECTORY
+    return found
+
+
+def _is_data(lowered: str) -> bool:
+    stem, _, extension = lowered.rpartition(".")
+    return (not stem or extension in _DATA) and lowered not in _ORDINARY and not is_template(stem or lowered)
+
+
+def _by_name(name: str) -> Suspicion | None:
     lowered = name.lower()
     stem, dot, extension = lowered.rpartition(".")
     if extension in _DATA or not dot or not stem:
@@ -91,11 +153,6 @@ def suspicion_of(name: str) -> Suspicion | None:
     return None if found is None or _is_template(lowered, found) else found
 
 
-def is_for_secrets(name: str) -> bool:
-    """Return whether a directory of this name is for keys and credentials."""
-    return name in _DIRECTORIES
-
-
 def is_template(name: str) -> bool:
     """Return whether a name says that the file is a template, as `.env.example` does."""
     return name.lower().translate(_SEPARATORS).split(".")[-1] in _TEMPLATES
@@ -105,6 +162,8 @@ def _of_plain(lowered: str) -> Suspicion | None:
     """A name without an extension: known, or else judged by its content, because keys often have such names."""
     if lowered.startswith(_STARTING) and (found := _started(lowered)):
         return found
+    if lowered in _ORDINARY:
+        return None
     return _BY_NAME.get(lowered) or (_of_backup(lowered) if lowered.endswith(_BACKUPS) else _KEY)
 
 
@@ -133,7 +192,7 @@ def _of_backup(lowered: str) -> Suspicion | None:
         original = original.removesuffix(end)
     if original.startswith((".", "#")) and lowered.endswith((".swp", ".swo", ".swn", "#")):
         original = original[1:]
-    return suspicion_of(original) if original and original != lowered else None
+    return _by_name(original) if original and original != lowered else None
 
 
 def _started(lowered: str) -> Suspicion | None:

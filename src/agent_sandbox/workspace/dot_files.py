@@ -1,5 +1,7 @@
 """Find the dot-files and dot-directories of a home that a run hides: all but those that `policy.secrets` lists as harmless.
 
+Of other files, those at the top of the home are hidden if they hold a secret: people keep a key there, or a download.
+
 Programs that the caller's PATH names stay visible, with the libraries beside them, and so do projects in a hidden directory. Of such a
 directory only the rest is hidden. An entry that appears after the listing is visible until the next run, unless its name is listed.
 """
@@ -11,9 +13,9 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 
 from agent_sandbox._fast.values import dataclass
-from agent_sandbox.policy.paths import ancestors, contains
+from agent_sandbox.policy.secret_names import suspicion_of
 from agent_sandbox.policy.secrets import READ_IN_HOME, SHOWN_IN_HOME, UNLISTED, WITH_A_TOKEN, FoundMask
-from agent_sandbox.workspace.secret_search import SearchMemory, content_secret
+from agent_sandbox.workspace.secret_search import SearchMemory, content_secret, holds_secret
 
 _BESIDE_PROGRAMS = ("lib", "lib32", "lib64", "libexec", "include", "share", "pyvenv.cfg")  # of the directory that `bin` lies in
 _MOST_LINKS = 2000  # in one directory of PATH
@@ -27,15 +29,14 @@ def hidden_in_home(
     `projects` stay visible, and the trees and files in `programs`. `hidden` are paths that have a mask already. A home that cannot be
     listed yields nothing: its owner, the guest, is denied the listing, too.
     """
-    listed = {os.path.join(home, name) for name in SHOWN_IN_HOME}
-    mixed = {above for path in listed for above in ancestors(path)[1:]}  # such as .local/share, of which a part is shown
-    projects, programs = _inside(home, projects), _inside(home, programs)
-    shown = {*listed, *projects, *(path for path in programs if path not in mixed)}
-    way = {above for path in shown for above in ancestors(path)[1:]}
+    projects = tuple(projects)
     if home != "/":  # an account without a home
-        yield from _unlisted(home, _Shown(home, shown, way), frozenset(hidden), top=True)
+        kept = {*_inside(home, projects), *(name for name in _inside(home, programs) if name not in _MIXED)}
+        yield from _unlisted("", _Shown(home, _LISTED | kept, _MIXED | _parents(kept)), hidden)
+        if home not in projects:
+            yield from _secrets_at_top(home, memory, hidden)
     for name in READ_IN_HOME:
-        path = os.path.join(home, name)
+        path = f"{home}/{name}"
         if path not in hidden and os.path.lexists(path) and (found := content_secret(path, memory)):
             yield FoundMask(path, WITH_A_TOKEN, remark=f"it holds {found}")
 
@@ -48,19 +49,19 @@ def program_places(search_path: str, *prefixes: str) -> tuple[str, ...]:
     places = dict.fromkeys(prefixes)
     for directory in search_path.split(os.pathsep):
         if os.path.isabs(directory) and "/." in directory:  # only what lies in a dot-directory could be hidden
-            places |= dict.fromkeys((os.path.normpath(directory), *_beside(os.path.normpath(directory))))
-            places |= dict.fromkeys(_targets(directory))
+            places |= dict.fromkeys((os.path.normpath(directory), *_beside(os.path.normpath(directory)), *_targets(directory)))
     return tuple(places)
 
 
 def _targets(directory: str) -> Iterator[str]:
+    seen: set[str] = set()
     with suppress(OSError), os.scandir(directory) as entries:
         for _, entry in zip(range(_MOST_LINKS), entries, strict=False):
-            if entry.is_symlink():
-                real = os.path.realpath(entry.path)
+            if entry.is_symlink() and "/." in (real := os.path.realpath(entry.path)):
                 yield real
-                if os.path.basename(os.path.dirname(real)) in ("bin", "sbin"):
-                    yield from _beside(os.path.dirname(real))
+                if (parent := os.path.dirname(real)) not in seen:
+                    seen.add(parent)
+                    yield from _beside(parent)
 
 
 def _beside(directory: str) -> Iterator[str]:
@@ -68,41 +69,68 @@ def _beside(directory: str) -> Iterator[str]:
         yield from (os.path.join(os.path.dirname(directory), name) for name in _BESIDE_PROGRAMS)
 
 
-def _inside(home: str, paths: Iterable[str]) -> list[str]:
-    """Return the paths that lie in a home, as names below it, also if the home is known by a link."""
-    real = os.path.realpath(home)
-    names = [home + path[len(real) :] if contains(real, path) else path for path in paths]
-    return [path for path in names if path.startswith(f"{home}/")]
+def _secrets_at_top(home: str, memory: SearchMemory, hidden: Collection[str]) -> Iterator[FoundMask]:
+    with suppress(OSError), os.scandir(home) as entries:
+        for entry in entries:
+            if entry.name.startswith(".") or entry.path in hidden or not entry.is_file(follow_symlinks=False):
+                continue
+            suspicion = suspicion_of(entry.name)
+            if suspicion is not None and holds_secret(entry.path, suspicion, memory):
+                yield FoundMask(entry.path, suspicion.why)
+
+
+def _inside(home: str, paths: Iterable[str]) -> Iterator[str]:
+    """Yield the paths that lie in a home, relative to it, also if the home is known by a link."""
+    tops = dict.fromkeys((f"{home}/", f"{os.path.realpath(home)}/"))
+    for path in paths:
+        yield from (path[len(top) :] for top in tops if path.startswith(top))
+
+
+def _parents(names: Iterable[str]) -> frozenset[str]:
+    parents: set[str] = set()
+    for name in names:
+        while (name := name.rpartition("/")[0]) and name not in parents:
+            parents.add(name)
+    return frozenset(parents)
+
+
+_LISTED = frozenset(SHOWN_IN_HOME)
+_MIXED = _parents(SHOWN_IN_HOME)  # such as .local/share, of which a part is shown
 
 
 @dataclass(frozen=True)
 class _Shown:
-    """What a home shows, and the directories on the way to it."""
+    """What a home shows, and the directories on the way to it. Names are relative to the home."""
 
     home: str
-    paths: set[str]
-    way: set[str]
+    names: frozenset[str]
+    way: frozenset[str]
 
     def hides_target(self, target: str) -> bool:
         """Return whether to hide a link, and with it what it leads to. Not if that is shown, on the way to it, or outside the home.
 
         Programs and other people's files lie outside the home. There, what a link leads to is as visible as anything beside it.
         """
-        return contains(self.home, target) and target not in self.way and not any(above in self.paths for above in ancestors(target))
+        return any(
+            name not in self.way and name not in self.names and self.names.isdisjoint(_parents((name,)))
+            for name in _inside(self.home, (target,))
+        )
 
 
-def _unlisted(directory: str, shown: _Shown, hidden: frozenset[str], *, top: bool) -> Iterator[FoundMask]:
+def _unlisted(directory: str, shown: _Shown, hidden: Collection[str]) -> Iterator[FoundMask]:
+    """Yield the masks of one directory of the home, "" for the home itself, of which only names with a dot count."""
     try:
-        with os.scandir(directory) as entries:
+        with os.scandir(f"{shown.home}/{directory}") as entries:
             names = sorted(entry.name for entry in entries)
     except OSError:
         return
-    for name in names:
-        path = f"{directory}/{name}"
-        if (top and not name.startswith(".")) or path in shown.paths or path in hidden:
+    for entry in names:
+        name = f"{directory}/{entry}" if directory else entry
+        path = f"{shown.home}/{name}"
+        if not (directory or entry.startswith(".")) or name in shown.names or path in hidden:
             continue
-        if path in shown.way and os.path.isdir(path):
-            yield from _unlisted(path, shown, hidden, top=False)
+        if name in shown.way and os.path.isdir(path):
+            yield from _unlisted(name, shown, hidden)
         elif not os.path.islink(path) or shown.hides_target(os.path.realpath(path)):
             yield FoundMask(path, UNLISTED)
 

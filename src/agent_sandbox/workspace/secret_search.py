@@ -19,11 +19,11 @@ import stat
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
+from zlib import crc32
 
-from agent_sandbox._fast.encoding import sha256
 from agent_sandbox._fast.values import dataclass
 from agent_sandbox.policy import secret_content, secret_names
-from agent_sandbox.policy.secret_names import IN_SECRET_DIRECTORY, KEY, NAME, Suspicion
+from agent_sandbox.policy.secret_names import KEY, NAME, TOKEN, Suspicion
 from agent_sandbox.policy.secrets import FoundMask
 from agent_sandbox.workspace.durable import write_atomically
 
@@ -34,6 +34,7 @@ SKIPPED = frozenset(
         *(".mypy_cache", ".ruff_cache", ".pytest_cache", ".pnpm-store", ".gradle", ".m2"),
     }
 )
+_IN_GIT = (".git/config", ".git/credentials")  # addresses of remotes may hold a token
 NOT_SEARCHED, TOO_MANY = "not searched for secrets", "a directory full of secrets"
 _SETTLED_NS = 100_000_000  # a directory that changed this recently may change again without another time
 _KEY_BYTES, _HEAD_BYTES, _TRACKED_BYTES = 1 << 20, 16 << 10, 1 << 20
@@ -82,8 +83,8 @@ class SearchMemory:
             with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
                 # Somebody else's file could say that nothing here is secret.
                 content = opened.read() if os.fstat(opened.fileno()).st_uid == os.geteuid() else b""
-            if sha256(content[32:]).digest() == content[:32]:
-                stamp, directories, verdicts, tracked = marshal.loads(content[32:])
+            if _checksum(memoryview(content)[4:]) == content[:4]:
+                stamp, directories, verdicts, tracked = marshal.loads(memoryview(content)[4:])
                 if stamp == self._stamp:
                     self.directories, self._verdicts, self.tracked = directories, verdicts, tracked
 
@@ -112,7 +113,7 @@ class SearchMemory:
         with suppress(OSError):
             directory = os.path.dirname(self._file)
             os.makedirs(directory, mode=0o700, exist_ok=True)
-            write_atomically(self._file, sha256(content).digest() + content, sync=False)
+            write_atomically(self._file, _checksum(content) + content, sync=False)
             _remove_oldest(directory)
 
 
@@ -163,6 +164,16 @@ def content_secret(path: str, memory: SearchMemory, most: int = _HEAD_BYTES, *, 
     return verdict
 
 
+def holds_secret(path: str, suspicion: Suspicion, memory: SearchMemory) -> str:
+    """Return the kind of secret in a suspected file; empty if it holds none."""
+    if suspicion.by == NAME:
+        return suspicion.why
+    named_so = path.lower().endswith(_KEY_EXTENSIONS) or path.rpartition("/")[2].startswith("id_")
+    found = content_secret(path, memory, _KEY_BYTES if named_so else _HEAD_BYTES, named_so=named_so)
+    # A file that is not named like settings, such as a script, may well mention a token.
+    return "" if suspicion.by == KEY and found == secret_content.A_TOKEN else found
+
+
 _UNREADABLE = "something that could not be examined"
 
 
@@ -187,10 +198,12 @@ class _Search:
                     self._give_up([*level[at:], *inner])
                     inner = []
                     break
-                record = self._directory(path, known.get(path))
                 listed += 1
-                if record is None:
-                    continue
+                record = known.get(path)
+                if record is None or record[0] != self._status(path):
+                    record = self._directory(path)
+                    if record is None:
+                        continue
                 status, subdirectories, names = record
                 if status:
                     seen[path] = record
@@ -214,7 +227,8 @@ class _Search:
         blobs, unknown = self._tracked([path for path, _, _ in hidden])
         for path, suspicion, content in hidden:
             blob = blobs.get(path)
-            remark = "it is not known whether git tracks it: " + unknown if unknown else ""
+            remark = f"it holds {content}" if suspicion.by == TOKEN else ""
+            remark = f"it is not known whether git tracks it: {unknown}" if unknown else remark
             if blob is not None:
                 remark = self._why_hidden(path, suspicion, content, blob)
                 if not remark:
@@ -222,31 +236,36 @@ class _Search:
                     continue
             yield FoundMask(self._prefix + path, suspicion.why, remark=remark)
 
-    def _directory(self, path: str, known: Listing | None) -> Listing | None:
-        """Return status, subdirectories and suspected names of a directory; None if it is not to be searched. Notes what cannot be."""
+    def _status(self, path: str) -> Status | None:
+        """Return what the listing of a directory depends on; None if it must be listed, or cannot be."""
+        try:
+            status = os.stat(self._prefix + path, follow_symlinks=not path)  # the project itself may be named by a link
+        except OSError:
+            return None
+        return status.st_ino, status.st_ctime_ns
+
+    def _directory(self, path: str) -> Listing | None:
+        """List a directory; None if it is not to be searched. Notes a directory that cannot be."""
         place = self._prefix + path if path else self._project
         if len(place) > _LONGEST_PATH // 4 and len(os.fsencode(place)) > _LONGEST_PATH:
             self._unsearched[path] = "it lies too deep"
             return None
         try:
-            status = os.stat(place, follow_symlinks=not path)  # the project itself may be named by a link
+            status = os.stat(place, follow_symlinks=not path)
             if not stat.S_ISDIR(status.st_mode):
                 return None  # replaced meanwhile
             if self._device is None:
-                self._device = status.st_dev
+                self._device = os.stat(self._project).st_dev
             if status.st_dev != self._device and _is_pseudo(place):
                 return None
-            key = _key(status)
-            if known is not None and known[0] == key:
-                return known
-            subdirectories, names = _listed(place, self._skip, always=_is_for_secrets(path))
+            subdirectories, names = _listed(place, path, self._skip)
         except FileNotFoundError:
             return None
         except OSError as error:
             if path and self._is_ours(place):
                 self._unsearched[path] = f"it cannot be listed ({error.strerror})"
             return None
-        return key if self._memory.settled(status) else (), subdirectories, names
+        return (status.st_ino, status.st_ctime_ns) if self._memory.settled(status) else (), subdirectories, names
 
     def _is_ours(self, place: str) -> bool:
         """Return whether a directory is one that its owner, the guest, could open up for itself."""
@@ -256,12 +275,8 @@ class _Search:
             return False
 
     def _suspect(self, start: str, names: tuple[str, ...]) -> None:
-        within = _is_for_secrets(start)
         for name in names:
-            suspicion = secret_names.suspicion_of(name)
-            if within and (suspicion is None or suspicion.by != NAME):
-                suspicion = IN_SECRET_DIRECTORY
-            if suspicion is not None:
+            if (suspicion := secret_names.suspicion_of(name, directory=start)) is not None:
                 self._suspects.append((start + name, suspicion))
 
     def _judged(self, path: str, suspicion: Suspicion) -> str | None:
@@ -269,11 +284,7 @@ class _Search:
         place = self._prefix + path
         if suspicion.by == NAME:
             return None if os.path.islink(place) and _points_to_nothing_secret(place) else ""
-        named_so = path.lower().endswith(_KEY_EXTENSIONS) or path.rpartition("/")[2].startswith("id_")
-        found = content_secret(place, self._memory, _KEY_BYTES if named_so else _HEAD_BYTES, named_so=named_so)
-        if suspicion.by == KEY and found == secret_content.A_TOKEN:
-            return None  # it is not named like settings, and a script may well mention a token
-        return found or None
+        return holds_secret(place, suspicion, self._memory) or None
 
     def _tracked(self, paths: list[str]) -> tuple[dict[str, str | None], str]:
         """Return the object ids in HEAD of these files, and why that is not known, if it is not."""
@@ -321,8 +332,9 @@ class _Search:
             self._unsearched[path] = why
 
 
-def _listed(place: str, skip: frozenset[str], *, always: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    subdirectories, names = [], []
+def _listed(place: str, path: str, skip: frozenset[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    subdirectories: list[str] = []
+    names: list[str] = []
     suspicion_of = secret_names.suspicion_of
     with os.scandir(place) as entries:
         for entry in entries:
@@ -330,13 +342,11 @@ def _listed(place: str, skip: frozenset[str], *, always: bool) -> tuple[tuple[st
             if entry.is_dir(follow_symlinks=False):
                 if name not in SKIPPED and f"{place}/{name}" not in skip:
                     subdirectories.append(name)
-            elif (always or suspicion_of(name) is not None) and (entry.is_file(follow_symlinks=False) or entry.is_symlink()):
+                elif name == ".git":
+                    names += _IN_GIT
+            elif suspicion_of(name, directory=path) is not None and (entry.is_file(follow_symlinks=False) or entry.is_symlink()):
                 names.append(name)
     return tuple(subdirectories), tuple(names)
-
-
-def _is_for_secrets(path: str) -> bool:
-    return ("/." in path or path.startswith(".")) and any(secret_names.is_for_secrets(part) for part in path.split("/"))
 
 
 def _points_to_nothing_secret(link: str) -> bool:
@@ -376,6 +386,10 @@ def _read(path: str, most: int) -> bytes:
 
 def _key(status: os.stat_result) -> Status:
     return status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns  # whatever else changes sets the change time
+
+
+def _checksum(content: bytes | memoryview) -> bytes:
+    return crc32(content).to_bytes(4)  # against a torn file; nobody but its owner can write it
 
 
 def _is_pseudo(place: str) -> bool:
