@@ -104,6 +104,8 @@ def test_a_link_is_hidden_for_what_it_leads_to(top: Path, tmp_path: Path) -> Non
     put(top, ".env.example")
     (top / ".env.test").symlink_to(".env.example")
     (top / ".env").symlink_to(put(tmp_path, "elsewhere/values"))
+    (top / "sub").mkdir()
+    (top / "sub/.env").symlink_to("/usr/bin/env")  # hiding it would hide the program
     assert hidden(search(top), top) == {"server.pem", ".env"}
 
 
@@ -144,6 +146,21 @@ def test_what_is_beyond_the_limits_is_hidden_and_said_and_the_next_search_goes_o
         mask.path for mask in slow.masks if mask.remark
     }
     assert hidden(search(top), top) == {f"d{number}/e/.env" for number in range(20)}
+
+
+def test_a_file_that_there_is_no_time_to_read_is_hidden(top: Path) -> None:
+    put(top, "ca.pem", CERTIFICATE)
+    ticks = iter([0.0, 100.0])
+    (mask,) = search(top, limits=SearchLimits(seconds=20.0), clock=lambda: next(ticks)).masks
+    assert mask.path == str(top / "ca.pem") and "could not be examined" in mask.remark
+    assert search(top).masks == ()
+
+
+def test_a_file_that_is_slow_to_judge_by_construction_is_judged(top: Path) -> None:
+    for number, part in enumerate((b"PRIVATE KEY-----", b"secret", b"x://a:", b"sk-a-", b"eyJ", b"password  =  ")):
+        put(top, f"plain{number}", part * (16384 // len(part)))
+        put(top, f"auth{number}.json", part * (16384 // len(part)))
+    search(top)
 
 
 def test_very_many_secrets_in_one_directory_are_one_mask(top: Path) -> None:

@@ -103,11 +103,11 @@ def token_in(content: bytes) -> bool:
     return any(value not in _IN_URL_WORDS and not _is_placeholder(value) for value in values)
 
 
-def secret_in(content: bytes, *, named_so: bool = False) -> str:
-    """Return the kind of secret in these bytes; empty if none is recognised."""
+def secret_in(content: bytes, *, named_so: bool = False, tokens: bool = True) -> str:
+    """Return the kind of secret in these bytes; empty if none is recognised. Without `tokens`, only private keys count."""
     if private_key_in(content, named_so=named_so):
         return PRIVATE_KEY
-    return A_TOKEN if token_in(content) else ""
+    return A_TOKEN if tokens and token_in(content) else ""
 
 
 def _is_placeholder(lowered: bytes) -> bool:

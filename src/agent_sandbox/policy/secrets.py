@@ -53,14 +53,8 @@ IN_HOME: dict[str, tuple[str, ...]] = {
         *(".gem/credentials", ".local/share/gem/credentials", ".bundle/config", ".m2/settings.xml", ".m2/settings-security.xml"),
         *(".gradle/gradle.properties", ".composer/auth.json", ".config/composer/auth.json", ".nuget/NuGet/NuGet.Config"),
         *(".huggingface", ".cache/huggingface/token", ".cache/huggingface/stored_tokens", ".kaggle", ".env", ".config/pypoetry/auth.toml"),
-        *(
-            ".pulumi",
-            ".subversion/auth",
-            ".cargo/.crates.credentials",
-            ".local/share/uv/credentials",
-            ".npm/_logs",
-            ".cache/composer/auth.json",
-        ),
+        *(".pulumi/credentials.json", ".subversion/auth", ".local/share/uv/credentials", ".cache/composer/auth.json", ".sbt/.credentials"),
+        *(".sbt/1.0/credentials.sbt", ".julia/servers", ".luarocks/upload_config.lua", ".cpan/CPAN/MyConfig.pm"),
     ),
     "database passwords": (".pgpass", ".my.cnf", ".mylogin.cnf"),
     "password stores": (
@@ -86,122 +80,73 @@ IN_HOME: dict[str, tuple[str, ...]] = {
 }
 
 # The dot-files and dot-directories that a home shows. All others are hidden: a tool that nobody here has heard of may keep a token there.
-# A name with a slash shows that part of its directory alone.
+# Of these directories, the named parts are shown.
+_SHOWN_BELOW: dict[str, tuple[str, ...]] = {
+    ".local": ("bin", "lib", "include", "man", "opt", "pipx", "src"),
+    ".local/share": (
+        *("pnpm", "fonts", "man", "applications", "icons", "themes", "mime", "uv", "pipx", "virtualenvs", "pypoetry", "hatch", "pdm"),
+        *("mise", "rtx", "fnm", "nvm", "gem", "cargo", "rustup", "go", "deno", "nvim", "vim", "zsh-plugins", "bash-completion"),
+        *("zsh/site-functions", "zoxide", "sdkman", "jupyter/kernels", "jupyter/lab", "jupyter/nbextensions", "coursier"),
+        *("containers/cache", "cmake"),
+    ),
+    ".local/state": ("nix", "mise"),
+    ".config": (
+        *("git", "pip", "uv", "nvim", "vim", "fontconfig", "htop", "matplotlib", "ripgrep", "ripgreprc", "clangd", "flake8"),
+        *("pycodestyle", "ruff", "black", "pylintrc", "mypy", "yapf", "pypoetry", "pdm", "hatch", "tmux", "bat", "fd", "direnv"),
+        *(
+            "starship.toml",
+            "zsh/.zshrc",
+            "zsh/.zshenv",
+            "readline",
+            "user-dirs.dirs",
+            "user-dirs.locale",
+            "go",
+            "mise",
+            "ccache",
+            "sccache",
+            "cmake",
+        ),
+        *("locale.conf", "mimeapps.list", "pnpm", "yarn", "agent-sandbox"),
+    ),
+    ".config/containers": ("registries.conf", "registries.conf.d", "storage.conf", "containers.conf", "policy.json"),
+    ".cache": (
+        *("pip", "uv", "pipenv", "pypoetry", "pdm", "hatch", "pre-commit", "virtualenv", "ruff", "mypy", "black", "npm", "yarn"),
+        *("pnpm", "node", "node-gyp", "electron", "electron-builder", "ms-playwright", "Cypress", "puppeteer", "typescript", "deno"),
+        *("bun", "go-build", "golangci-lint", "gopls", "goimports", "staticcheck", "ccache", "sccache", "bazel", "bazelisk", "zig"),
+        *("coursier", "composer", "gem", "bundle", "nix", "clangd", "huggingface", "torch", "torch_extensions", "matplotlib", "numba"),
+        *("fontconfig", "pytest", "jedi", "parso", "mesa_shader_cache", "nvidia", "R", "julia", "dart", "swiftpm", "helm"),
+        *("agent-sandbox", "org.swift.swiftpm"),
+    ),
+}
 SHOWN_IN_HOME = (
     # Shells, editors and terminals. Those in `READ_IN_HOME` are hidden if they hold a token.
-    *(".bashrc", ".bash_profile", ".bash_login", ".bash_logout", ".bash_aliases", ".profile", ".zshrc", ".zshenv", ".zprofile", ".zlogin"),
-    *(".zlogout", ".inputrc", ".dircolors", ".hushlogin", ".oh-my-zsh", ".p10k.zsh", ".vimrc", ".vim", ".gvimrc", ".ideavimrc", ".nanorc"),
-    *(".emacs", ".emacs.d", ".tmux.conf", ".tmux", ".screenrc", ".editorconfig", ".selected_editor", ".terminfo", ".lesskey", ".ripgreprc"),
-    *(".gdbinit", ".lldbinit", ".clang-format", ".clang-tidy", ".gitconfig", ".gitignore", ".gitignore_global", ".gitattributes"),
-    *(".gitmessage", ".hgrc", ".dockerenv", ".fonts", ".fonts.conf", ".icons", ".themes", ".face", ".sudo_as_admin_successful"),
+    *(".bashrc", ".bash_profile", ".bash_login", ".bash_logout", ".bash_aliases", ".profile", ".zshrc", ".zshenv", ".zprofile"),
+    *(".zlogin", ".zlogout", ".inputrc", ".dircolors", ".hushlogin", ".oh-my-zsh", ".p10k.zsh", ".vimrc", ".vim", ".gvimrc"),
+    *(".ideavimrc", ".nanorc", ".emacs", ".emacs.d", ".tmux.conf", ".tmux", ".screenrc", ".editorconfig", ".selected_editor"),
+    *(".terminfo", ".lesskey", ".ripgreprc", ".gdbinit", ".lldbinit", ".clang-format", ".clang-tidy", ".gitconfig", ".gitignore"),
+    *(".gitignore_global", ".gitattributes", ".gitmessage", ".hgrc", ".dockerenv", ".fonts", ".fonts.conf", ".icons", ".themes"),
+    *(".face", ".sudo_as_admin_successful"),
     # Languages, their versions and their packages.
     *(".cargo", ".rustup", ".nvm", ".fnm", ".volta", ".n", ".nodenv", ".deno", ".bun", ".pyenv", ".virtualenvs", ".venv", ".venvs"),
-    *(".rbenv", ".rvm", ".gem", ".bundle", ".asdf", ".asdfrc", ".tool-versions", ".mise", ".sdkman", ".jenv", ".jabba", ".goenv", ".gvm"),
-    *(".gradle/caches", ".gradle/wrapper", ".gradle/jdks", ".gradle/native", ".m2/repository", ".m2/wrapper", ".ivy2/cache", ".sbt"),
-    *(".coursier", ".npm", ".npm-global", ".yarn", ".pnpm-store", ".local/share/pnpm", ".node-gyp", ".electron-gyp", ".nuget/packages"),
-    *(".dotnet", ".templateengine", ".opam", ".ghcup", ".cabal/packages", ".cabal/bin", ".cabal/store", ".stack", ".elan", ".juliaup"),
-    *(
-        ".julia",
-        ".mix",
-        ".hex/packages",
-        ".pub-cache/hosted",
-        ".pub-cache/bin",
-        ".composer/cache",
-        ".composer/vendor",
-        ".conda",
-        ".condarc",
-    ),
-    *(".mambarc", ".miniconda3", ".ccache", ".bazel", ".bazelrc", ".konan", ".cpan", ".cpanm", ".perl5", ".luarocks", ".swiftpm", ".zig"),
-    *(
-        ".nix-profile",
-        ".nix-defexpr",
-        ".linuxbrew",
-        ".gemrc",
-        ".irbrc",
-        ".pryrc",
-        ".pdbrc",
-        ".pythonrc",
-        ".pylintrc",
-        ".flake8",
-        ".Rprofile",
-    ),
-    *(".ipython/profile_default/startup", ".jupyter/lab", ".matplotlib", ".nltk_data", ".keras", ".torch", ".cmake", ".texlive", ".java"),
-    *(".local/bin", ".local/lib", ".local/include", ".local/man", ".local/opt", ".local/pipx", ".local/src"),
-    *(f".local/share/{name}" for name in ("fonts", "man", "applications", "icons", "themes", "mime", "uv", "pipx", "virtualenvs")),
-    *(f".local/share/{name}" for name in ("pypoetry", "hatch", "pdm", "mise", "rtx", "fnm", "nvm", "gem", "cargo", "rustup", "go", "deno")),
-    *(f".local/share/{name}" for name in ("nvim", "vim", "zsh-plugins", "bash-completion", "zsh/site-functions", "zoxide", "sdkman")),
-    *(
-        f".local/share/{name}"
-        for name in ("jupyter/kernels", "jupyter/lab", "jupyter/nbextensions", "coursier", "containers/cache", "cmake")
-    ),
-    *(".local/state/nix", ".local/state/mise"),
-    # Settings.
-    *(
-        f".config/{name}"
-        for name in ("git", "pip", "uv", "nvim", "vim", "fontconfig", "htop", "matplotlib", "ripgrep", "ripgreprc", "clangd")
-    ),
-    *(
-        f".config/{name}"
-        for name in ("flake8", "pycodestyle", "ruff", "black", "pylintrc", "mypy", "yapf", "pypoetry", "pdm", "hatch", "tmux")
-    ),
-    *(
-        f".config/{name}"
-        for name in ("bat", "fd", "direnv", "starship.toml", "zsh", "readline", "user-dirs.dirs", "user-dirs.locale", "go")
-    ),
-    *(
-        f".config/{name}"
-        for name in ("mise", "ccache", "sccache", "cmake", "locale.conf", "mimeapps.list", "pnpm", "yarn", "agent-sandbox")
-    ),
-    *(f".config/containers/{name}" for name in ("registries.conf", "registries.conf.d", "storage.conf", "containers.conf", "policy.json")),
-    # Caches that are made of downloads and results.
-    *(
-        f".cache/{name}"
-        for name in ("pip", "uv", "pipenv", "pypoetry", "pdm", "hatch", "pre-commit", "virtualenv", "ruff", "mypy", "black")
-    ),
-    *(f".cache/{name}" for name in ("npm", "yarn", "pnpm", "node", "node-gyp", "electron", "electron-builder", "ms-playwright", "Cypress")),
-    *(
-        f".cache/{name}"
-        for name in ("puppeteer", "typescript", "deno", "bun", "go-build", "golangci-lint", "gopls", "goimports", "staticcheck")
-    ),
-    *(
-        f".cache/{name}"
-        for name in ("ccache", "sccache", "bazel", "bazelisk", "zig", "coursier", "composer", "gem", "bundle", "nix", "clangd")
-    ),
-    *(
-        f".cache/{name}"
-        for name in ("huggingface", "torch", "torch_extensions", "matplotlib", "numba", "fontconfig", "pytest", "jedi", "parso")
-    ),
-    *(
-        f".cache/{name}"
-        for name in ("mesa_shader_cache", "nvidia", "R", "julia", "dart", "swiftpm", "helm", "agent-sandbox", "org.swift.swiftpm")
-    ),
+    *(".rbenv", ".rvm", ".gem", ".bundle", ".asdf", ".asdfrc", ".tool-versions", ".mise", ".sdkman", ".jenv", ".jabba", ".goenv"),
+    *(".gvm", ".gradle/caches", ".gradle/wrapper", ".gradle/jdks", ".gradle/native", ".m2/repository", ".m2/wrapper", ".ivy2/cache"),
+    *(".sbt", ".coursier", ".npm", ".npm-global", ".yarn", ".pnpm-store", ".node-gyp", ".electron-gyp", ".nuget/packages", ".dotnet"),
+    *(".templateengine", ".opam", ".ghcup", ".cabal/packages", ".cabal/bin", ".cabal/store", ".stack", ".elan", ".juliaup", ".julia"),
+    *(".mix", ".hex/packages", ".pub-cache/hosted", ".pub-cache/bin", ".composer/cache", ".composer/vendor", ".conda", ".condarc"),
+    *(".mambarc", ".miniconda3", ".ccache", ".bazel", ".bazelrc", ".konan", ".cpan", ".cpanm", ".perl5", ".luarocks", ".swiftpm"),
+    *(".zig", ".nix-profile", ".nix-defexpr", ".linuxbrew", ".gemrc", ".irbrc", ".pryrc", ".pdbrc", ".pythonrc", ".pylintrc"),
+    *(".flake8", ".Rprofile", ".ipython/profile_default/startup", ".jupyter/lab", ".matplotlib", ".nltk_data", ".keras", ".torch"),
+    *(".cmake", ".texlive", ".java"),
+    *(f"{directory}/{name}" for directory, names in _SHOWN_BELOW.items() for name in names),
 )
 # Shown files that people keep tokens in. Each is read, and hidden if it holds one.
 READ_IN_HOME = (
-    *(".bashrc", ".bash_profile", ".bash_login", ".bash_aliases", ".profile", ".zshrc", ".zshenv", ".zprofile", ".zlogin", ".gitconfig"),
-    *(
-        ".hgrc",
-        ".condarc",
-        ".mambarc",
-        ".gemrc",
-        ".vimrc",
-        ".tmux.conf",
-        ".config/git/config",
-        ".config/pip/pip.conf",
-        ".config/uv/uv.toml",
-    ),
-    *(".config/pnpm/rc", ".config/yarn/config", ".config/pypoetry/config.toml", ".config/pdm/config.toml", ".config/hatch/config.toml"),
-    *(
-        ".cargo/config",
-        ".cargo/config.toml",
-        ".cargo/env",
-        ".bundle/config",
-        ".config/go/env",
-        ".Rprofile",
-        ".bazelrc",
-        ".config/mise/config.toml",
-    ),
-    *(".config/zsh/.zshrc", ".config/zsh/.zshenv", ".config/direnv/direnvrc", ".pip/pip.conf", ".emacs", ".pythonrc", ".irbrc", ".pryrc"),
+    *(".bashrc", ".bash_profile", ".bash_login", ".bash_aliases", ".profile", ".zshrc", ".zshenv", ".zprofile", ".zlogin"),
+    *(".gitconfig", ".hgrc", ".condarc", ".mambarc", ".gemrc", ".vimrc", ".tmux.conf", ".config/git/config", ".config/pip/pip.conf"),
+    *(".config/uv/uv.toml", ".config/pnpm/rc", ".config/yarn/config", ".config/pypoetry/config.toml", ".config/pdm/config.toml"),
+    *(".config/hatch/config.toml", ".cargo/config", ".cargo/config.toml", ".cargo/env", ".bundle/config", ".config/go/env"),
+    *(".Rprofile", ".bazelrc", ".config/mise/config.toml", ".config/zsh/.zshrc", ".config/zsh/.zshenv", ".config/direnv/direnvrc"),
+    *(".pip/pip.conf", ".emacs", ".pythonrc", ".irbrc", ".pryrc"),
 )
 UNLISTED, WITH_A_TOKEN = "not among the dot-files that a home shows", "settings with a token"
 

@@ -23,7 +23,7 @@ from zlib import crc32
 
 from agent_sandbox._fast.values import dataclass
 from agent_sandbox.policy import secret_content, secret_names
-from agent_sandbox.policy.secret_names import KEY, NAME, TOKEN, Suspicion
+from agent_sandbox.policy.secret_names import NAME, TOKEN, Suspicion
 from agent_sandbox.policy.secrets import FoundMask
 from agent_sandbox.workspace.durable import write_atomically
 
@@ -34,6 +34,7 @@ SKIPPED = frozenset(
         *(".mypy_cache", ".ruff_cache", ".pytest_cache", ".pnpm-store", ".gradle", ".m2"),
     }
 )
+_SYSTEM = ("/usr/", "/bin/", "/sbin/", "/lib", "/etc/", "/dev/", "/proc/", "/sys/", "/nix/store/")
 _IN_GIT = (".git/config", ".git/credentials")  # addresses of remotes may hold a token
 NOT_SEARCHED, TOO_MANY = "not searched for secrets", "a directory full of secrets"
 _SETTLED_NS = 100_000_000  # a directory that changed this recently may change again without another time
@@ -113,6 +114,8 @@ class SearchMemory:
         with suppress(OSError):
             directory = os.path.dirname(self._file)
             os.makedirs(directory, mode=0o700, exist_ok=True)
+            if os.stat(directory).st_uid != os.geteuid():  # somebody else's state: as root, we write nothing there
+                return
             write_atomically(self._file, _checksum(content) + content, sync=False)
             _remove_oldest(directory)
 
@@ -132,18 +135,20 @@ def hidden_in_project(
     return SecretFiles(masks, frozenset(search.shown))
 
 
-def content_secret(path: str, memory: SearchMemory, most: int = _HEAD_BYTES, *, named_so: bool = False) -> str:
+def content_secret(path: str, memory: SearchMemory, *, named_so: bool = False, tokens: bool = True) -> str:
     """Return the kind of secret in a file, as `secret_content` names it; empty if none, or if it is no regular file.
 
-    A file that cannot be read counts as one that cannot be examined.
+    `named_so` says that it is named like a key, and `tokens` that tokens count, too. A file that cannot be read holds something that could
+    not be examined.
     """
+    most = _KEY_BYTES if named_so else _HEAD_BYTES
     try:
         status = os.stat(path)
     except OSError as error:
         return "" if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP) else _UNREADABLE
     if not stat.S_ISREG(status.st_mode):
         return ""
-    rule = f"{most}{named_so}"
+    rule = f"{named_so}{tokens}"
     if (known := memory.verdict(path, status, rule)) is not None:
         return known
     try:
@@ -152,7 +157,7 @@ def content_secret(path: str, memory: SearchMemory, most: int = _HEAD_BYTES, *, 
         return _UNREADABLE
     if len(content) > most and named_so:
         return _UNREADABLE
-    verdict = secret_content.secret_in(content, named_so=named_so)
+    verdict = secret_content.secret_in(content, named_so=named_so, tokens=tokens)
     if (
         not verdict
         and path.lower().endswith((".key", ".priv"))
@@ -169,9 +174,8 @@ def holds_secret(path: str, suspicion: Suspicion, memory: SearchMemory) -> str:
     if suspicion.by == NAME:
         return suspicion.why
     named_so = path.lower().endswith(_KEY_EXTENSIONS) or path.rpartition("/")[2].startswith("id_")
-    found = content_secret(path, memory, _KEY_BYTES if named_so else _HEAD_BYTES, named_so=named_so)
     # A file that is not named like settings, such as a script, may well mention a token.
-    return "" if suspicion.by == KEY and found == secret_content.A_TOKEN else found
+    return content_secret(path, memory, named_so=named_so, tokens=suspicion.by == TOKEN)
 
 
 _UNREADABLE = "something that could not be examined"
@@ -227,7 +231,7 @@ class _Search:
         blobs, unknown = self._tracked([path for path, _, _ in hidden])
         for path, suspicion, content in hidden:
             blob = blobs.get(path)
-            remark = f"it holds {content}" if suspicion.by == TOKEN else ""
+            remark = f"it holds {content}" if content else ""
             remark = f"it is not known whether git tracks it: {unknown}" if unknown else remark
             if blob is not None:
                 remark = self._why_hidden(path, suspicion, content, blob)
@@ -284,6 +288,8 @@ class _Search:
         place = self._prefix + path
         if suspicion.by == NAME:
             return None if os.path.islink(place) and _points_to_nothing_secret(place) else ""
+        if self._clock() > self._until:
+            return _UNREADABLE
         return holds_secret(place, suspicion, self._memory) or None
 
     def _tracked(self, paths: list[str]) -> tuple[dict[str, str | None], str]:
@@ -350,9 +356,9 @@ def _listed(place: str, path: str, skip: frozenset[str]) -> tuple[tuple[str, ...
 
 
 def _points_to_nothing_secret(link: str) -> bool:
-    """Return whether a link leads to a directory, or to a template, which may be seen."""
+    """Return whether a link leads to a directory, to a template, or to a file of the system. A mask would hide those, too."""
     real = os.path.realpath(link)
-    return os.path.isdir(real) or secret_names.is_template(os.path.basename(real))
+    return os.path.isdir(real) or secret_names.is_template(os.path.basename(real)) or real.startswith(_SYSTEM)
 
 
 def _outer(paths: list[str]) -> Iterable[str]:
