@@ -273,21 +273,22 @@ class Assembly:
         from agent_sandbox.workspace.secret_search import SearchMemory, hidden_in_project
 
         masks = {mask.path: mask for mask in listed}
-        name = sha256("\0".join(map(os.fsdecode, searched)).encode("utf-8", "surrogateescape")).hexdigest()[:32]
-        memory = SearchMemory(os.path.join(self.host.state, SEARCHES, name))
+        memory = SearchMemory(os.path.join(self.host.state, SEARCHES, "homes"))
         programs = program_places(self.host.search_path, sys.prefix, sys.base_prefix, *(path for path in sys.path if "/." in path))
         found = {
             mask.path: mask
             for home in self.host.homes
             for mask in hidden_in_home(home, memory, projects=projects, programs=programs, hidden=masks)
         }
+        memory.save()
         for project in searched:
             if any(above in masks for above in ancestors(normalise(project))):
                 continue  # hidden as a whole; if it is revealed, then with what it holds
+            memory = SearchMemory(os.path.join(self.host.state, SEARCHES, sha256(os.fsencode(project)).hexdigest()[:32]))
             files = hidden_in_project(project, memory, skip={*masks, *found})
+            memory.save()
             found |= {mask.path: mask for mask in files.masks if mask.remark or mask.path not in masks}
             masks = {path: mask for path, mask in masks.items() if path not in files.shown}
-        memory.save()
         masks |= found
         return tuple(masks[path] for path in sorted(masks))
 

@@ -40,6 +40,12 @@ def hidden(found: SecretFiles, top: Path) -> set[str]:
     return {os.path.relpath(mask.path, top) for mask in found.masks}
 
 
+def covers_all(found: SecretFiles, top: Path) -> bool:
+    """Whether each .env of a tree is hidden, by itself or with a directory."""
+    hidden = {mask.path for mask in found.masks}
+    return all(hidden & {str(path), *map(str, path.parents)} for path in top.rglob(".env"))
+
+
 def git(top: Path, *words: str) -> None:
     identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
     subprocess.run(["git", "-C", str(top), *identity, *words], check=True, capture_output=True)
@@ -138,13 +144,10 @@ def test_what_is_beyond_the_limits_is_hidden_and_said_and_the_next_search_goes_o
     found = search(top, limits=SearchLimits(entries=30))
     unsearched = {mask.path for mask in found.masks if mask.why == NOT_SEARCHED}
     assert unsearched and all("too many entries" in mask.remark for mask in found.masks if mask.path in unsearched)
-    for path in top.rglob(".env"):
-        assert any(str(path).startswith(f"{mask.path}/") or str(path) == mask.path for mask in found.masks), "nothing is shown unsearched"
+    assert covers_all(found, top), "nothing is shown unsearched"
     ticks = itertools.count(0, 1.0)
-    slow = search(top, limits=SearchLimits(seconds=-1.0), clock=lambda: next(ticks))
-    assert {mask.path for mask in slow.masks} <= {str(path) for path in top.rglob(".env")} | {
-        mask.path for mask in slow.masks if mask.remark
-    }
+    slow = search(top, top.parent / "another", limits=SearchLimits(seconds=3.5), clock=lambda: next(ticks))
+    assert covers_all(slow, top) and any(mask.why == NOT_SEARCHED for mask in slow.masks)
     assert hidden(search(top), top) == {f"d{number}/e/.env" for number in range(20)}
 
 
@@ -161,6 +164,17 @@ def test_a_file_that_is_slow_to_judge_by_construction_is_judged(top: Path) -> No
         put(top, f"plain{number}", part * (16384 // len(part)))
         put(top, f"auth{number}.json", part * (16384 // len(part)))
     search(top)
+
+
+def test_a_directory_with_too_many_entries_is_hidden_and_the_project_itself_never_is(top: Path) -> None:
+    for number in range(50):
+        put(top, f"many/{number}.py")
+    (mask,) = search(top, limits=SearchLimits(entries=20)).masks
+    assert mask.path == str(top / "many") and "too many entries" in mask.remark
+    for number in range(50):
+        put(top, f"{number}.py")
+    assert hidden(search(top, limits=SearchLimits(entries=20)), top) == {"many"}
+    assert search(top, limits=SearchLimits(entries=200)).masks == ()
 
 
 def test_very_many_secrets_in_one_directory_are_one_mask(top: Path) -> None:
@@ -189,7 +203,7 @@ def test_a_recent_listing_is_not_relied_on(top: Path, tmp_path: Path) -> None:
     memory = SearchMemory(str(tmp_path / "memory"), now_ns=lambda: top.stat().st_ctime_ns)
     hidden_in_project(str(top), memory)
     assert memory.directories == {}
-    memory = SearchMemory(str(tmp_path / "memory"), now_ns=lambda: top.stat().st_ctime_ns + 10**9)
+    memory = SearchMemory(str(tmp_path / "memory"), now_ns=lambda: top.stat().st_ctime_ns + 10**10)
     hidden_in_project(str(top), memory)
     assert list(memory.directories) == [""], "the control arm"
 

@@ -23,7 +23,7 @@ class Suspicion:
 _ENVIRONMENT = Suspicion("environment files")
 _CREDENTIALS = Suspicion("credentials of a project")
 _STATE = Suspicion("state and variables of infrastructure")
-_STORE = Suspicion("key stores")
+KEY_STORE = Suspicion("key stores")
 _KEY = Suspicion("private keys", KEY)
 _TOKENS = Suspicion("tokens in settings", TOKEN)
 
@@ -55,7 +55,7 @@ _NAMES: dict[Suspicion, tuple[str, ...]] = {
     ),
 }
 _EXTENSIONS: dict[Suspicion, tuple[str, ...]] = {
-    _STORE: ("p12", "pfx", "pkcs12", "jks", "jceks", "keystore", "bks", "bcfks", "ppk", "kdbx", "kdb", "agekey", "keytab", "snk"),
+    KEY_STORE: ("p12", "pfx", "pkcs12", "jks", "jceks", "keystore", "bks", "bcfks", "ppk", "kdbx", "kdb", "agekey", "keytab", "snk"),
     _STATE: ("tfstate", "tfvars"),
     _CREDENTIALS: ("kubeconfig", "htpasswd", "netrc"),
     _KEY: ("pem", "key", "der", "p8", "pk8", "asc", "gpg", "pgp", "crt", "cer", "cert", "rsa", "priv", "ovpn", "jwk", "jwks", "sec"),
@@ -207,4 +207,4 @@ def _is_template(lowered: str, found: Suspicion) -> bool:
     words = lowered.translate(_SEPARATORS).split(".")
     if found.by is KEY:
         return words[-1] == "pub"
-    return words[-1] in _TEMPLATES or (found is _STORE and ("debug" in words or "truststore" in words or "cacerts" in words))
+    return words[-1] in _TEMPLATES or (found is KEY_STORE and ("debug" in words or "truststore" in words or "cacerts" in words))

@@ -23,7 +23,7 @@ from zlib import crc32
 
 from agent_sandbox._fast.values import dataclass
 from agent_sandbox.policy import secret_content, secret_names
-from agent_sandbox.policy.secret_names import NAME, TOKEN, Suspicion
+from agent_sandbox.policy.secret_names import KEY_STORE, NAME, TOKEN, Suspicion
 from agent_sandbox.policy.secrets import FoundMask
 from agent_sandbox.workspace.durable import write_atomically
 
@@ -36,8 +36,9 @@ SKIPPED = frozenset(
 )
 _SYSTEM = ("/usr/", "/bin/", "/sbin/", "/lib", "/etc/", "/dev/", "/proc/", "/sys/", "/nix/store/")
 _IN_GIT = (".git/config", ".git/credentials")  # addresses of remotes may hold a token
+_UNREADABLE = "something that could not be examined"
 NOT_SEARCHED, TOO_MANY = "not searched for secrets", "a directory full of secrets"
-_SETTLED_NS = 100_000_000  # a directory that changed this recently may change again without another time
+_SETTLED_NS = 3_000_000_000  # an entry that changed this recently may change again without another time: some filesystems count by 2 s
 _KEY_BYTES, _HEAD_BYTES, _TRACKED_BYTES = 1 << 20, 16 << 10, 1 << 20
 _LONGEST_PATH = 3000  # bytes; a mask needs room before its path
 _MOST_IN_DIRECTORY = 256  # hidden files; beyond this the directory is hidden as a whole
@@ -178,7 +179,11 @@ def holds_secret(path: str, suspicion: Suspicion, memory: SearchMemory) -> str:
     return content_secret(path, memory, named_so=named_so, tokens=suspicion.by == TOKEN)
 
 
-_UNREADABLE = "something that could not be examined"
+_GAVE_UP = "the project has too many entries, or is too slow to list; the next run searches on"
+
+
+class _TooMany(Exception):
+    """A directory has more entries than the search may list."""
 
 
 class _Search:
@@ -195,23 +200,21 @@ class _Search:
         """List the project, nearest directories first. Fills the suspects, and the directories that were not searched."""
         known, seen = self._memory.directories, dict[str, Listing]()
         level, inner = [""], list[str]()
-        listed = 0
         while level:
             for at, path in enumerate(level):
-                if self._entries <= 0 or (listed & 63 == 63 and self._clock() > self._until):
-                    self._give_up([*level[at:], *inner])
-                    inner = []
-                    break
-                listed += 1
                 record = known.get(path)
                 if record is None or record[0] != self._status(path):
+                    if path and (self._entries <= 0 or self._clock() > self._until):
+                        self._give_up([*level[at:], *inner])
+                        inner = []
+                        break
                     record = self._directory(path)
                     if record is None:
                         continue
                 status, subdirectories, names = record
                 if status:
                     seen[path] = record
-                self._entries -= len(subdirectories) + len(names) + 1
+                self._entries -= 1
                 start = f"{path}/" if path else ""
                 if names:
                     self._suspect(start, names)
@@ -262,14 +265,37 @@ class _Search:
                 self._device = os.stat(self._project).st_dev
             if status.st_dev != self._device and _is_pseudo(place):
                 return None
-            subdirectories, names = _listed(place, path, self._skip)
+            subdirectories, names = self._listed(place, path)
         except FileNotFoundError:
+            return None
+        except _TooMany:
+            self._unsearched[path] = _GAVE_UP
             return None
         except OSError as error:
             if path and self._is_ours(place):
                 self._unsearched[path] = f"it cannot be listed ({error.strerror})"
             return None
         return (status.st_ino, status.st_ctime_ns) if self._memory.settled(status) else (), subdirectories, names
+
+    def _listed(self, place: str, path: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the subdirectories and the suspected names of a directory. Raises `_TooMany` beyond the limit, except for the project."""
+        subdirectories: list[str] = []
+        names: list[str] = []
+        suspicion_of = secret_names.suspicion_of
+        with os.scandir(place) as entries:
+            for entry in entries:
+                self._entries -= 1
+                if self._entries < 0 and path:
+                    raise _TooMany
+                name = entry.name
+                if entry.is_dir(follow_symlinks=False):
+                    if name not in SKIPPED and f"{place}/{name}" not in self._skip:
+                        subdirectories.append(name)
+                    elif name == ".git":
+                        names += _IN_GIT
+                elif suspicion_of(name, directory=path) is not None and (entry.is_file(follow_symlinks=False) or entry.is_symlink()):
+                    names.append(name)
+        return tuple(subdirectories), tuple(names)
 
     def _is_ours(self, place: str) -> bool:
         """Return whether a directory is one that its owner, the guest, could open up for itself."""
@@ -311,7 +337,7 @@ class _Search:
 
     def _why_hidden(self, path: str, suspicion: Suspicion, content: str, blob: str) -> str:
         """Return why a tracked file stays hidden; empty if it is shown."""
-        if content or suspicion.why == "key stores":
+        if content or suspicion is KEY_STORE:
             return f"git tracks it, but it holds {content or secret_content.PRIVATE_KEY}"
         place = self._prefix + path
         try:
@@ -333,26 +359,8 @@ class _Search:
         return verdict
 
     def _give_up(self, pending: list[str]) -> None:
-        why = "the project has too many entries, or is too slow to list; the next run searches on"
         for path in _outer(pending):
-            self._unsearched[path] = why
-
-
-def _listed(place: str, path: str, skip: frozenset[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    subdirectories: list[str] = []
-    names: list[str] = []
-    suspicion_of = secret_names.suspicion_of
-    with os.scandir(place) as entries:
-        for entry in entries:
-            name = entry.name
-            if entry.is_dir(follow_symlinks=False):
-                if name not in SKIPPED and f"{place}/{name}" not in skip:
-                    subdirectories.append(name)
-                elif name == ".git":
-                    names += _IN_GIT
-            elif suspicion_of(name, directory=path) is not None and (entry.is_file(follow_symlinks=False) or entry.is_symlink()):
-                names.append(name)
-    return tuple(subdirectories), tuple(names)
+            self._unsearched[path] = _GAVE_UP
 
 
 def _points_to_nothing_secret(link: str) -> bool:
