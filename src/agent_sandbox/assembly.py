@@ -11,9 +11,11 @@ import sys
 import time
 from functools import lru_cache
 
+from agent_sandbox._fast.encoding import sha256
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.engine.runtimes import Registry
 from agent_sandbox.errors import PolicyError, RuntimeUnavailable
+from agent_sandbox.policy.paths import ancestors, contains, normalise
 from agent_sandbox.policy.secrets import Mask, default_masks
 
 if TYPE_CHECKING:
@@ -40,10 +42,11 @@ if TYPE_CHECKING:
     from agent_sandbox.runtime.wasm.runtime import WasmRuntime
     from agent_sandbox.workspace.store import SandboxState
 
-LEDGER, APPROVALS, CAPABILITIES = "ledger.jsonl", "approvals", "capabilities"
+LEDGER, APPROVALS, CAPABILITIES, SEARCHES = "ledger.jsonl", "approvals", "capabilities", "searches"
 ONE_WALL = "wasm-one-wall"  # used if the caller names it, or if the system has no other runtime
 NOT_LINUX = "the confinement of a process is Linux's, and this is another system"
 WARM = 24  # guests that may wait ready. Each takes at most 8 MB; all together, about as much as one browser tab
+_NOT_SEARCHED = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/boot", "/proc", "/sys", "/dev")
 _HOMES = ("/root", "/var/", "/srv/", "/opt/")  # places of home directories besides /home
 
 
@@ -57,6 +60,7 @@ class Host:
     keys: str  # key and anchor of the ledger: by default outside `state`, so that write access to one is not access to both
     config: str  # the user's own settings
     background: bool = True  # whether a background process may go on after the caller has its answer
+    search_path: str = ""  # the caller's PATH: programs in it stay visible
 
     @classmethod
     def here(cls) -> Host:
@@ -80,12 +84,13 @@ class Host:
             keys,
             _xdg("XDG_CONFIG_HOME", home, ".config"),
             not os.environ.get("AGENT_SANDBOX_NO_BACKGROUND"),
+            os.environ.get("PATH", ""),
         )
 
     def unchosen(self) -> Host:
         """Return this host with the user's default state and key directories, even if environment variables choose others."""
         state, data = _xdg("XDG_STATE_HOME", self.home, ".local/state"), _xdg("XDG_DATA_HOME", self.home, ".local/share")
-        return Host(self.home, state, self.cache, os.path.join(data, "keys"), self.config, self.background)
+        return Host(self.home, state, self.cache, os.path.join(data, "keys"), self.config, self.background, self.search_path)
 
     def of_user(self, user: str) -> Host:
         """Return the host of another user, with that user's default directories. Raises `PolicyError` for an unknown user."""
@@ -96,7 +101,7 @@ class Host:
         except KeyError:
             raise PolicyError(f"there is no user {user!r}", hint="name one of this machine") from None
         state, keys = os.path.join(top, ".local/state/agent-sandbox"), os.path.join(top, ".local/share/agent-sandbox/keys")
-        return Host(top, state, self.cache, keys, self.config, self.background)
+        return Host(top, state, self.cache, keys, self.config, self.background, self.search_path)
 
     @property
     def elevations(self) -> str:
@@ -244,15 +249,48 @@ class Assembly:
         return grants.Capabilities(os.path.join(self.host.state, CAPABILITIES), seal, self.ledger(), clock=time.time)
 
     def masks_for(self, project: str) -> tuple[Mask, ...]:
-        """Return the default masks of a project: the paths that its sandboxes hide."""
-        host, others = self.host, self.host.unchosen()
-        return default_masks(
+        """Return the masks of a project: the paths that its sandboxes hide. Searches the project and the user's homes for them."""
+        return self.masks((project,), searched=(project,))
+
+    def masks(self, projects: Iterable[str], *, searched: Iterable[str] | None) -> tuple[Mask, ...]:
+        """Return the masks of several projects, of what is found in the `searched` ones, and of what is found in the user's homes.
+
+        The whole machine and the programs of the system are never searched. With None, the disk is not looked at, and only listed names
+        are masked.
+        """
+        host, others, projects = self.host, self.host.unchosen(), tuple(projects)
+        listed = default_masks(
             homes=host.homes,
             homes_of_others=host.homes_of_others,
-            projects=(project,),
+            projects=projects,
             state_dirs=map(os.path.realpath, (host.state, others.state)),
             keys_dirs=map(os.path.realpath, (host.keys, others.keys)),
         )
+        return listed if searched is None else self._with_found(listed, projects, tuple(dict.fromkeys(filter(_is_searched, searched))))
+
+    def _with_found(self, listed: tuple[Mask, ...], projects: tuple[str, ...], searched: tuple[str, ...]) -> tuple[Mask, ...]:
+        from agent_sandbox.workspace.dot_files import hidden_in_home, program_places
+        from agent_sandbox.workspace.secret_search import SearchMemory, hidden_in_project
+
+        masks = {mask.path: mask for mask in listed}
+        memory = SearchMemory(os.path.join(self.host.state, SEARCHES, "homes"))
+        programs = program_places(self.host.search_path, sys.prefix, sys.base_prefix, *(path for path in sys.path if "/." in path))
+        found = {
+            mask.path: mask
+            for home in self.host.homes
+            for mask in hidden_in_home(home, memory, projects=projects, programs=programs, hidden=masks)
+        }
+        memory.save()
+        for project in searched:
+            if any(above in masks for above in ancestors(normalise(project))):
+                continue  # hidden as a whole; if it is revealed, then with what it holds
+            memory = SearchMemory(os.path.join(self.host.state, SEARCHES, sha256(os.fsencode(project)).hexdigest()[:32]))
+            files = hidden_in_project(project, memory, skip={*masks, *found})
+            memory.save()
+            found |= {mask.path: mask for mask in files.masks if mask.remark or mask.path not in masks}
+            masks = {path: mask for path, mask in masks.items() if path not in files.shown}
+        masks |= found
+        return tuple(masks[path] for path in sorted(masks))
 
     def runtimes(self, wish: str, registry: Registry | None = None) -> Runtimes:
         """Return the runtimes to choose from. `wish` is the name of one runtime, or "auto" for the best one.
@@ -374,6 +412,10 @@ def _uids(names: Iterable[str]) -> frozenset[int]:
         except KeyError:
             continue
     return frozenset(ids)
+
+
+def _is_searched(directory: str) -> bool:
+    return directory != "/" and os.path.isdir(directory) and not any(contains(tree, directory) for tree in _NOT_SEARCHED)
 
 
 def _xdg(variable: str, home: str, default: str) -> str:

@@ -21,7 +21,7 @@ from agent_sandbox.policy.code.patterns import Rule
 from agent_sandbox.policy.hosts import NO_NETWORK
 from agent_sandbox.policy.model import EVERYWHERE, MIB, Limits, Policy, ProgramRules, locked, repeatable
 from agent_sandbox.policy.paths import PathPattern, Tree, ancestors, anchor, normalise, parse
-from agent_sandbox.policy.secrets import Mask, default_masks, reveal
+from agent_sandbox.policy.secrets import Mask, reveal
 
 PathLike = str | bytes | os.PathLike[str]
 
@@ -217,19 +217,13 @@ class SandboxConfig:
     def _masks(self, allowed: tuple[PathPattern, ...], home: str) -> tuple[Mask, ...]:
         """Return the masks that hide secrets among the files that a run can see.
 
-        In every allowed directory, and in the directory of the interpreter's packages, environment files such as `.env` are hidden.
+        In every allowed directory, and in the directory of the interpreter's packages, environment files such as `.env` are hidden. Allowed
+        directories are also searched for secrets, except the whole machine and the programs of the system.
         """
         if not (self.allow_file_read or self.allow_file_write):
             allowed = ()
-        projects = {*map(anchor, allowed), sys.prefix}
-        host = here().host
-        masks = default_masks(
-            homes=host.homes,
-            homes_of_others=host.homes_of_others,
-            projects=projects,
-            state_dirs=(host.state, host.unchosen().state),
-            keys_dirs=(host.keys, host.unchosen().keys),
-        )
+        anchors = sorted({*map(anchor, allowed)})
+        masks = here().masks((*anchors, sys.prefix), searched=anchors if allowed else None)
         for secret in self.reveal:
             pattern = parse(_path(secret), home=home)
             if not isinstance(pattern, Tree):

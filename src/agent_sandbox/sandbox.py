@@ -442,6 +442,7 @@ class Sandbox:
 
     def within(self, timeout: float | None, *, tools: Iterable[str] = (), deterministic: bool = False) -> tuple[Session, str]:
         """Return the session for one run, and the name of the limit that sets its wall time: "wall" or "lifetime"."""
+        self._search_again()
         policy = self._session.policy
         may = self.config.callable_tools(tools)
         if timeout is None and self._expires is None and may == policy.tools and deterministic == self.config.deterministic:
@@ -455,6 +456,15 @@ class Sandbox:
         if policy != session.policy:
             session = self._lately = self._session_for(policy, self._early)
         return session, wall
+
+    def _search_again(self) -> None:
+        """Hide the secrets that have appeared since the last run, if files are shown at all."""
+        policy = self._session.policy
+        if policy.files.read or policy.files.write:
+            masks = self.config.policy().files.masks
+            if masks != policy.files.masks:
+                policy = replace(policy, files=replace(policy.files, masks=masks))
+                self._session = self._lately = self._session_for(policy, self._early)
 
     @property
     def expires(self) -> float | None:

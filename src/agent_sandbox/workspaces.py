@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from agent_sandbox.engine.simulation.plan import EffectPlan
     from agent_sandbox.policy.action import Action
     from agent_sandbox.policy.decide import Ask
+    from agent_sandbox.policy.secrets import Mask
     from agent_sandbox.policy.tokens import Token
 
 Resolve = Literal["ours", "theirs", "markers"] | Callable[[Conflict], Literal["ours", "theirs", "markers"] | bytes | None]
@@ -84,7 +85,7 @@ class Workspace:
             self._asking = Asking(stored.state.id, approver, capabilities)
         self._env = {**ENVIRONMENT, **environment(env_vars or {})}
         self._gate = self._gate_of(self.policy)
-        self._masks = [mask.path for mask in policy.files.masks]
+        self._search: Callable[[], tuple[Mask, ...]] | None = None  # finds the masks of the next run
 
     @classmethod
     def over(
@@ -103,12 +104,17 @@ class Workspace:
         a configuration that allows no writing.
         """
         place = find_project(os.fsdecode(project), home=here().host.home, explicit=True)
-        policy = config.policy() if config is not None else cloned(masks=here().masks_for(place.path))
+
+        def search() -> tuple[Mask, ...]:
+            return config.policy().files.masks if config is not None else here().masks_for(place.path)
+
+        policy = config.policy() if config is not None else cloned(masks=search())
         if not policy.files.write:
             raise PolicyError("a workspace needs file writes, and this configuration allows none", hint="set allow_file_write=True")
         given = {**(config.env_vars if config else {}), **(env_vars or {})}
         stored = Stored(Store.open(here().host.state).sandbox_for(place.path))
         workspace = cls(stored, policy, env_vars=given, config=config, approver=approver, capabilities=capabilities)
+        workspace._search = search
         for warning in workspace._warnings:
             warnings.warn(warning, SandboxWarning, stacklevel=2)
         return workspace
@@ -233,7 +239,15 @@ class Workspace:
         approver = self._asking.approver(policy) if self._asking is not None else None
         return here().gate(policy, approver=approver, sandbox=self._stored.state.id)
 
+    def _search_again(self) -> None:
+        """Hide the secrets that have appeared since the last run."""
+        masks = self._search() if self._search is not None else self.policy.files.masks
+        if masks != self.policy.files.masks:
+            self.policy = replace(self.policy, files=replace(self.policy.files, masks=masks))
+            self._gate = self._gate_of(self.policy)
+
     def _session(self, timeout: float | None) -> Session:
+        self._search_again()
         if timeout is not None and self._most_seconds is not None:
             timeout = min(timeout, self._most_seconds)
         policy = self.policy if timeout is None else replace(self.policy, limits=replace(self.policy.limits, wall_seconds=timeout))
@@ -272,7 +286,7 @@ class Workspace:
     def drift(self) -> DriftReport:
         """Return the changes of the real project since the clone was made, and mark paths that the sandbox changed as well."""
         with explained(f"look for what has moved on in {self.project!r}"):
-            return self._stored.drift(self.changes(), self._masks)
+            return self._stored.drift(self.changes(), [mask.path for mask in self.policy.files.masks])
 
     def snapshot(self, label: str = "") -> Snapshot:
         """Take a snapshot of the present state."""

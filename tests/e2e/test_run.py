@@ -206,7 +206,7 @@ def test_the_default_places_of_state_and_keys_are_hidden_also_when_others_are_in
     shell: Shell, tmp_path: Path, elsewhere: dict[str, str]
 ) -> None:
     home = tmp_path / "home"
-    places = (".local/share/agent-sandbox/keys/key", ".local/state/agent-sandbox/ledger.jsonl", ".local/share/other/key")
+    places = (".local/share/agent-sandbox/keys/key", ".local/state/agent-sandbox/ledger.jsonl", ".local/share/fonts/key")
     for place in places:
         (home / place).parent.mkdir(parents=True, exist_ok=True)
         (home / place).write_text("CANARY")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.policy.secrets import default_masks, names_a_secret, reveal
+from agent_sandbox.policy.model import cloned
+from agent_sandbox.policy.secrets import FoundMask, Mask, default_masks, names_a_secret, reveal
 
 STATE = "/home/u/.local/state/agent-sandbox"
 MASKS = default_masks(
@@ -97,3 +98,20 @@ def test_keys_outside_the_state_are_hidden_by_a_mask_of_their_own(states: tuple[
 def test_keys_inside_the_state_are_hidden_with_it() -> None:
     masks = default_masks(homes=[], state_dirs=(STATE,), keys_dirs=(f"{STATE}/keys",))
     assert [mask.path for mask in masks if mask.path.startswith(STATE)] == [STATE]
+
+
+def test_masks_found_on_the_disk_are_hidden_and_are_no_part_of_the_policys_digest() -> None:
+    """A dot-file that appears between a simulation and its carrying out must not make another policy of it."""
+    found = FoundMask("/home/u/.newtool", "found", remark="why")
+    rules = cloned(masks=MASKS)
+    with_found = cloned(masks=(*MASKS, found))
+    assert with_found.files.bars("/home/u/.newtool/token") and not rules.files.bars("/home/u/.newtool/token")
+    assert with_found.digest() == rules.digest()
+    assert cloned(masks=(*MASKS, Mask("/home/u/.newtool", "listed"))).digest() != rules.digest(), "the control arm"
+
+
+def test_revealing_a_file_that_would_be_hidden_if_it_held_a_secret_is_no_mistake() -> None:
+    assert reveal(MASKS, "/home/u/app/web/.env") == MASKS
+    assert reveal(MASKS, "/home/u/app/tls.pem") == MASKS
+    with pytest.raises(PolicyError, match="nothing is masked"):
+        reveal(MASKS, "/home/u/app/main.py")

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox import PolicyError, Sandbox, SandboxConfig
+from agent_sandbox import PolicyError, Sandbox, SandboxConfig, Workspace
 from agent_sandbox.workspace.changes import Kind
+from tests.policy.test_secret_content import pem
 
 EVERYTHING = {"a.txt", "b.json", "secrets/key.pem", "deep/er/c.txt", ".hidden", ".git/config"}
 
@@ -224,6 +225,44 @@ def test_environment_files_of_an_allowed_project_are_masked(data: Path) -> None:
     (data / ".env").write_text("canary")
     assert shown(Sandbox(allow_file_read=True, allowed_paths=[data]), data) == EVERYTHING
     assert shown(Sandbox(allow_file_read=True, allowed_paths=[data], reveal=[data / ".env"]), data) == EVERYTHING | {".env"}
+
+
+def test_secrets_deep_in_an_allowed_directory_are_masked_also_if_they_appear_between_two_runs(data: Path) -> None:
+    (data / "web/api").mkdir(parents=True)
+    (data / "web/api/.env").write_text("canary")
+    (data / "web/tls.key").write_bytes(b"canary\n" + pem(b"PRIVATE KEY"))
+    sandbox = Sandbox(allow_file_read=True, allowed_paths=[data])
+    assert shown(sandbox, data) == EVERYTHING
+    (data / "web/api/.env.local").write_text("canary")
+    (data / "web/api/later").write_text("canary: plain")
+    assert shown(sandbox, data) == EVERYTHING | {"web/api/later"}
+    revealed = Sandbox(allow_file_read=True, allowed_paths=[data], reveal=[data / "web/api/.env"])
+    assert shown(revealed, data) == EVERYTHING | {"web/api/later", "web/api/.env"}
+
+
+def test_a_workspace_hides_secrets_that_appear_between_two_runs(data: Path) -> None:
+    (data / "web").mkdir()
+    (data / "web/plain").write_text("canary: plain")
+    workspace = Workspace.over(data)
+    assert workspace.run(["ls", "-A", "web"]).stdout == "plain\n"
+    (data / "web/.env").write_text("canary")
+    assert workspace.run(["ls", "-A", "web"]).stdout == "plain\n"
+    assert workspace.run(["sh", "-c", "echo mine > web/.env"]).exit_code == 0
+    assert "canary" not in workspace.diff()
+
+
+def test_a_directory_of_keys_that_is_revealed_is_shown_with_its_keys(a_home: Path) -> None:
+    (a_home / ".ssh/id_rsa").write_bytes(b"canary\n" + pem(b"PRIVATE KEY"))
+    sandbox = Sandbox(allow_file_read=True, allowed_paths=["~/.ssh/*"], reveal=["~/.ssh"])
+    assert shown(sandbox, a_home) == {".ssh/id_ed25519", ".ssh/id_rsa"}
+
+
+def test_dot_files_that_are_not_listed_are_hidden_and_shown_when_they_are_allowed_by_name(a_home: Path) -> None:
+    (a_home / ".newtool").mkdir()
+    (a_home / ".newtool/token").write_text("canary")
+    assert shown(Sandbox(allow_file_read=True), a_home) == {"notes.txt"}
+    assert shown(Sandbox(allow_file_read=True, allowed_paths=["~/.newtool/*"]), a_home) == {".newtool/token"}
+    assert shown(Sandbox(allow_file_read=True, reveal=["~/.newtool"]), a_home) == {"notes.txt", ".newtool/token"}
 
 
 def test_the_record_and_the_state_of_the_product_are_never_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

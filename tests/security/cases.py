@@ -140,6 +140,10 @@ _ALL = (
     Case(167, _SUPPLY, "P1", _PROCESS, "a poisoned cache for the next run"),
     Case(169, _SUPPLY, "P0", _HOST, "engines and helpers with known holes", lacking="no floors of versions: nothing uses an engine yet"),
     Case(170, _SUPPLY, "P1", _HOST, "a helper swapped on disk", lacking="no digest of our own interpreter is kept; images: none yet"),
+    Case(181, _FILES, "P0", _PROCESS, "secrets at any depth of a project, under any name that keys have"),
+    Case(182, _FILES, "P0", _PROCESS, "credentials that unknown tools keep in a home"),
+    Case(183, _FILES, "P0", _BOTH, "making git track a secret, so that it is shown"),
+    Case(184, _FILES, "P0", _HOST, "odd trees for whoever searches them for secrets"),
     Case(172, _SUPPLY, "P1", _HOST, "our own wheel", lacking="no signature, list of parts or hash-pinned tools: unreleased"),
 )  # fmt: skip
 

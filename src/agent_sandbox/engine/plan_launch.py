@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, replace
@@ -17,7 +17,7 @@ from agent_sandbox.engine.work import Code
 from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.kernel.elf import CACHE, loader_of
 from agent_sandbox.kernel.mount_plan import MountPlan
-from agent_sandbox.policy.secrets import Mask
+from agent_sandbox.policy.secrets import FoundMask, Mask
 from agent_sandbox.runtime.base import Argv, Hosted, JavaScriptCode, Launch, PythonCode, Script
 from agent_sandbox.workspace.view.plan import Needs, plan_view
 
@@ -33,6 +33,7 @@ SCRATCH = "/tmp"  # the working directory of work that names none
 LOOK_AGAIN_SECONDS = 60.0  # after which the programs of the machine are listed again
 DISK_BYTES = 1 << 30  # size of the tmpfs of a throw-away sandbox if the policy sets no limit: a filesystem in memory must have some size
 KNOWN_SECONDS = 5.0  # after this time we notice that an interpreter was installed or removed
+_NAMED = 5  # paths in one remark
 _LIBRARIES = ("/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libx32", "/usr/local/lib", "/usr/share/zoneinfo")
 _TOP_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _TOOLS = ("/usr", "/bin", "/sbin", "/etc/alternatives")  # what programs that start programs expect
@@ -151,11 +152,23 @@ class LaunchPlanner:
         rules, code = (files, None) if gating is None else (gating.files, gating.executables)
         host, scratch = self._look(), self.disk_bytes
         plan = plan_view(rules, needs, layers, host=host, project=self._project, scratch_bytes=scratch, executables=code)
-        if gating is not None and gating.notes:
-            plan = replace(plan, notes=(*plan.notes, *gating.notes))
+        notes = (*remarks_on(files.masks), *(gating.notes if gating is not None else ()))
+        if notes:
+            plan = replace(plan, notes=(*plan.notes, *notes))
         if not (files.read or files.write):
             self._recent[runtime] = _RecentPlan(needs, gating, plan, time.monotonic() + KNOWN_SECONDS)
         return plan
+
+
+def remarks_on(masks: Iterable[Mask]) -> Iterator[str]:
+    """Yield a sentence for each reason why files are hidden that somebody may expect to see."""
+    reasons: dict[str, list[str]] = {}
+    for mask in masks:
+        if isinstance(mask, FoundMask) and mask.remark:
+            reasons.setdefault(mask.remark, []).append(mask.path)
+    for reason, paths in reasons.items():
+        more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
+        yield f"hidden: {', '.join(map(repr, paths[:_NAMED]))}{more}: {reason} (--reveal PATH shows it)"
 
 
 def gating_of(policy: Policy, *, search_path: str, interpreter: Sequence[str], python: bool, line: bool, project: str | None) -> Gating:
@@ -179,7 +192,8 @@ def gating_of(policy: Policy, *, search_path: str, interpreter: Sequence[str], p
 def _signs(search_path: str, modules: Sequence[str]) -> tuple[int, ...]:
     """Return numbers that change when programs or modules are installed or removed. They are cache keys: listing all files is slow.
 
-    Some installations change no directory time, so one number also changes regularly. Until it does, such a program does not start.
+    Some installations change no directory's time. So one number also changes every few seconds, and a new program is found by then at the
+    latest.
     """
     return (int(time.monotonic() / LOOK_AGAIN_SECONDS), *(_changed(path) for path in (*search_path.split(os.pathsep), *modules, CACHE)))
 

@@ -17,7 +17,7 @@ from agent_sandbox._fast.values import dataclass, fields, replace
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.paths import PathPattern, Tree, ancestors, anchor, matches
 from agent_sandbox.policy.programs import LINE_SHELLS, SHELLS, check_name, covers, is_open
-from agent_sandbox.policy.secrets import Mask
+from agent_sandbox.policy.secrets import FoundMask, Mask
 
 SCRATCH = ("/tmp", "/dev/shm")  # made for each run, empty, and present under every policy
 EVERYWHERE: tuple[PathPattern, ...] = (Tree("/"),)
@@ -264,8 +264,12 @@ class Policy:
             raise PolicyError(f"the policy {self.name!r} promises more than it requires: {names}", hint="add them to requires")
 
     def digest(self) -> str:
-        """Return the digest that identifies this policy: equal policies have equal digests, on every machine."""
-        return canonical_digest(self)
+        """Return the digest that identifies this policy: equal policies have equal digests, on every machine.
+
+        Masks that were found on the disk do not count: they say what is there, not what is permitted.
+        """
+        masks = tuple(mask for mask in self.files.masks if not isinstance(mask, FoundMask))
+        return canonical_digest(self if len(masks) == len(self.files.masks) else replace(self, files=replace(self.files, masks=masks)))
 
 
 def implied(processes: bool, limits: Limits, programs: ProgramRules = EVERY_PROGRAM) -> frozenset[Guarantee]:

@@ -1,9 +1,12 @@
 """The paths a view hides by default: credentials, histories, other users' and our own state. Data, and a few pure functions.
 
-A view can hide names, not contents. A key under a name that is not listed here is not hidden, nor is a `.env` below the top of the project.
+A view hides names. The names here are hidden wherever they appear, also during a run. What else a project and a home hide is found on the
+disk before each run (`workspace.secret_search`, `workspace.dot_files`): files that hold secrets, and dot-files that are not in
+`SHOWN_IN_HOME`.
+
 Deliberately not listed: `/etc/machine-id` (an identifier that systemd and D-Bus need, no secret), `/var/log` as a whole (package managers
-write there; the logs that hold passwords or sessions are listed), `pip.conf` (it configures far more often than it authenticates),
-`/etc/passwd` (needed to look up names), and `/var/run` (a link to `/run`, which is private to each run anyway).
+write there; the logs that hold passwords or sessions are listed), `/etc/passwd` (needed to look up names), and `/var/run` (a link to
+`/run`, which is private to each run anyway).
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from collections.abc import Iterable
 from agent_sandbox._fast.values import dataclass
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.paths import contains, normalise
+from agent_sandbox.policy.secret_names import NAME, suspicion_of
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,16 @@ class Mask:
     path: str
     why: str
     stays: bool = False  # show an empty directory in its place: programs expect a home to exist
+
+
+@dataclass(frozen=True)
+class FoundMask(Mask):
+    """A mask for an entry that was found on the disk. No part of a policy's identity: the disk changes, the rules do not.
+
+    `remark` tells a person why, where somebody may expect to see the entry.
+    """
+
+    remark: str = ""
 
 
 SOMEBODY_ELSE = "the home of somebody else"
@@ -38,7 +52,9 @@ IN_HOME: dict[str, tuple[str, ...]] = {
         *(".config/git/credentials", ".config/gh", ".config/hub", ".config/glab-cli", ".cargo/credentials", ".cargo/credentials.toml"),
         *(".gem/credentials", ".local/share/gem/credentials", ".bundle/config", ".m2/settings.xml", ".m2/settings-security.xml"),
         *(".gradle/gradle.properties", ".composer/auth.json", ".config/composer/auth.json", ".nuget/NuGet/NuGet.Config"),
-        *(".huggingface", ".cache/huggingface/token", ".cache/huggingface/stored_tokens", ".kaggle"),
+        *(".huggingface", ".cache/huggingface/token", ".cache/huggingface/stored_tokens", ".kaggle", ".env", ".config/pypoetry/auth.toml"),
+        *(".pulumi/credentials.json", ".subversion/auth", ".local/share/uv/credentials", ".cache/composer/auth.json", ".sbt/.credentials"),
+        *(".sbt/1.0/credentials.sbt", ".julia/servers", ".luarocks/upload_config.lua", ".cpan/CPAN/MyConfig.pm"),
     ),
     "database passwords": (".pgpass", ".my.cnf", ".mylogin.cnf"),
     "password stores": (
@@ -62,6 +78,77 @@ IN_HOME: dict[str, tuple[str, ...]] = {
     "access to the desktop": (".Xauthority", ".ICEauthority"),
     "the sandbox's own state and keys": (".local/state/agent-sandbox", ".local/share/agent-sandbox"),  # also when others are in use
 }
+
+# The dot-files and dot-directories that a home shows. All others are hidden: a tool that nobody here has heard of may keep a token there.
+# Of these directories, the named parts are shown.
+_SHOWN_BELOW: dict[str, tuple[str, ...]] = {
+    ".local": ("bin", "lib", "include", "man", "opt", "pipx", "src"),
+    ".local/share": (
+        *("pnpm", "fonts", "man", "applications", "icons", "themes", "mime", "uv", "pipx", "virtualenvs", "pypoetry", "hatch", "pdm"),
+        *("mise", "rtx", "fnm", "nvm", "gem", "cargo", "rustup", "go", "deno", "nvim", "vim", "zsh-plugins", "bash-completion"),
+        *("zsh/site-functions", "zoxide", "sdkman", "jupyter/kernels", "jupyter/lab", "jupyter/nbextensions", "coursier"),
+        *("containers/cache", "cmake"),
+    ),
+    ".local/state": ("nix", "mise"),
+    ".config": (
+        *("git", "pip", "uv", "nvim", "vim", "fontconfig", "htop", "matplotlib", "ripgrep", "ripgreprc", "clangd", "flake8"),
+        *("pycodestyle", "ruff", "black", "pylintrc", "mypy", "yapf", "pypoetry", "pdm", "hatch", "tmux", "bat", "fd", "direnv"),
+        *(
+            "starship.toml",
+            "zsh/.zshrc",
+            "zsh/.zshenv",
+            "readline",
+            "user-dirs.dirs",
+            "user-dirs.locale",
+            "go",
+            "mise",
+            "ccache",
+            "sccache",
+            "cmake",
+        ),
+        *("locale.conf", "mimeapps.list", "pnpm", "yarn", "agent-sandbox"),
+    ),
+    ".config/containers": ("registries.conf", "registries.conf.d", "storage.conf", "containers.conf", "policy.json"),
+    ".cache": (
+        *("pip", "uv", "pipenv", "pypoetry", "pdm", "hatch", "pre-commit", "virtualenv", "ruff", "mypy", "black", "npm", "yarn"),
+        *("pnpm", "node", "node-gyp", "electron", "electron-builder", "ms-playwright", "Cypress", "puppeteer", "typescript", "deno"),
+        *("bun", "go-build", "golangci-lint", "gopls", "goimports", "staticcheck", "ccache", "sccache", "bazel", "bazelisk", "zig"),
+        *("coursier", "composer", "gem", "bundle", "nix", "clangd", "huggingface", "torch", "torch_extensions", "matplotlib", "numba"),
+        *("fontconfig", "pytest", "jedi", "parso", "mesa_shader_cache", "nvidia", "R", "julia", "dart", "swiftpm", "helm"),
+        *("agent-sandbox", "org.swift.swiftpm"),
+    ),
+}
+SHOWN_IN_HOME = (
+    # Shells, editors and terminals. Those in `READ_IN_HOME` are hidden if they hold a token.
+    *(".bashrc", ".bash_profile", ".bash_login", ".bash_logout", ".bash_aliases", ".profile", ".zshrc", ".zshenv", ".zprofile"),
+    *(".zlogin", ".zlogout", ".inputrc", ".dircolors", ".hushlogin", ".oh-my-zsh", ".p10k.zsh", ".vimrc", ".vim", ".gvimrc"),
+    *(".ideavimrc", ".nanorc", ".emacs", ".emacs.d", ".tmux.conf", ".tmux", ".screenrc", ".editorconfig", ".selected_editor"),
+    *(".terminfo", ".lesskey", ".ripgreprc", ".gdbinit", ".lldbinit", ".clang-format", ".clang-tidy", ".gitconfig", ".gitignore"),
+    *(".gitignore_global", ".gitattributes", ".gitmessage", ".hgrc", ".dockerenv", ".fonts", ".fonts.conf", ".icons", ".themes"),
+    *(".face", ".sudo_as_admin_successful"),
+    # Languages, their versions and their packages.
+    *(".cargo", ".rustup", ".nvm", ".fnm", ".volta", ".n", ".nodenv", ".deno", ".bun", ".pyenv", ".virtualenvs", ".venv", ".venvs"),
+    *(".rbenv", ".rvm", ".gem", ".bundle", ".asdf", ".asdfrc", ".tool-versions", ".mise", ".sdkman", ".jenv", ".jabba", ".goenv"),
+    *(".gvm", ".gradle/caches", ".gradle/wrapper", ".gradle/jdks", ".gradle/native", ".m2/repository", ".m2/wrapper", ".ivy2/cache"),
+    *(".sbt", ".coursier", ".npm", ".npm-global", ".yarn", ".pnpm-store", ".node-gyp", ".electron-gyp", ".nuget/packages", ".dotnet"),
+    *(".templateengine", ".opam", ".ghcup", ".cabal/packages", ".cabal/bin", ".cabal/store", ".stack", ".elan", ".juliaup", ".julia"),
+    *(".mix", ".hex/packages", ".pub-cache/hosted", ".pub-cache/bin", ".composer/cache", ".composer/vendor", ".conda", ".condarc"),
+    *(".mambarc", ".miniconda3", ".ccache", ".bazel", ".bazelrc", ".konan", ".cpan", ".cpanm", ".perl5", ".luarocks", ".swiftpm"),
+    *(".zig", ".nix-profile", ".nix-defexpr", ".linuxbrew", ".gemrc", ".irbrc", ".pryrc", ".pdbrc", ".pythonrc", ".pylintrc"),
+    *(".flake8", ".Rprofile", ".ipython/profile_default/startup", ".jupyter/lab", ".matplotlib", ".nltk_data", ".keras", ".torch"),
+    *(".cmake", ".texlive", ".java"),
+    *(f"{directory}/{name}" for directory, names in _SHOWN_BELOW.items() for name in names),
+)
+# Shown files that people keep tokens in. Each is read, and hidden if it holds one.
+READ_IN_HOME = (
+    *(".bashrc", ".bash_profile", ".bash_login", ".bash_aliases", ".profile", ".zshrc", ".zshenv", ".zprofile", ".zlogin"),
+    *(".gitconfig", ".hgrc", ".condarc", ".mambarc", ".gemrc", ".vimrc", ".tmux.conf", ".config/git/config", ".config/pip/pip.conf"),
+    *(".config/uv/uv.toml", ".config/pnpm/rc", ".config/yarn/config", ".config/pypoetry/config.toml", ".config/pdm/config.toml"),
+    *(".config/hatch/config.toml", ".cargo/config", ".cargo/config.toml", ".cargo/env", ".bundle/config", ".config/go/env"),
+    *(".Rprofile", ".bazelrc", ".config/mise/config.toml", ".config/zsh/.zshrc", ".config/zsh/.zshenv", ".config/direnv/direnvrc"),
+    *(".pip/pip.conf", ".emacs", ".pythonrc", ".irbrc", ".pryrc"),
+)
+UNLISTED, WITH_A_TOKEN = "not among the dot-files that a home shows", "settings with a token"
 
 ABSOLUTE: dict[str, tuple[str, ...]] = {
     "password hashes": (
@@ -87,7 +174,7 @@ ABSOLUTE: dict[str, tuple[str, ...]] = {
     "memory on disk": ("/swapfile", "/swap.img", "/var/lib/systemd/coredump", "/var/crash"),
 }
 
-# At the top of the project. Templates such as .env.example hold no secrets and stay visible.
+# At the top of the project, also if they appear during a run. Templates such as .env.example hold no secrets and stay visible.
 IN_PROJECT: dict[str, tuple[str, ...]] = {
     "environment files": (
         *(".env", ".env.local", ".env.development", ".env.development.local", ".env.dev", ".env.test", ".env.test.local"),
@@ -146,6 +233,8 @@ def reveal(masks: tuple[Mask, ...], path: str | bytes) -> tuple[Mask, ...]:
     remaining = {mask.path: mask for mask in masks}
     revealed = remaining.pop(wanted, None)
     if revealed is None:
+        if _may_be_masked(wanted) and not any(wanted.startswith(mask.path + "/") for mask in masks):
+            return masks  # hidden when it exists and holds a secret
         above = next((mask.path for mask in masks if wanted.startswith(mask.path + "/")), None)
         hint = f"it lies beneath {above}; reveal that" if above else "reveal a path exactly as the list of masks spells it"
         raise PolicyError(f"nothing is masked at {wanted!r}", hint=hint)
@@ -170,6 +259,13 @@ def _add(masks: dict[str, Mask], names: dict[str, tuple[str, ...]], directory: s
         for name in relative:
             path = f"{start}/{name.lstrip('/')}"
             masks[path] = Mask(path, why)
+
+
+def _may_be_masked(path: str) -> bool:
+    """Return whether a file of this name is hidden where it exists and holds a secret, so that revealing it is no mistake."""
+    name = path.rpartition("/")[2]
+    suspicion = suspicion_of(name)
+    return suspicion is not None and (suspicion.by == NAME or "." in name)
 
 
 def _related(one: str, other: str) -> bool:

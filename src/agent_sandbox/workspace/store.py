@@ -44,10 +44,10 @@ FORMAT = 2
 _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
 _FORMAT_TEXT = f"agent-sandbox store {FORMAT}\n"
 # Entries that may exist before the store does: its own half-written file; the ledger of a run without a stored sandbox, with its files,
-# questions and grants; and the digests of modules that the wasm runtime compiled.
+# questions and grants; the digests of modules that the wasm runtime compiled; and what was found by searches for secrets.
 _NOT_OURS_TO_JUDGE = frozenset(
     {
-        *("format.new", "wasm", "approvals", "capabilities"),
+        *("format.new", "wasm", "approvals", "capabilities", "searches"),
         *("ledger.jsonl", "ledger.jsonl.new", "ledger.jsonl.keys", "ledger.closed", "ledger.index", "ledger.index-journal"),
     }
 )

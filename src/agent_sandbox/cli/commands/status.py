@@ -11,6 +11,7 @@ from agent_sandbox.cli.context import Pending, ProjectSandbox, current_and_whole
 from agent_sandbox.cli.options import SandboxOptions
 from agent_sandbox.cli.render.messages import Console, counted, human_size, remark, shown
 from agent_sandbox.cli.results import DeclinedResult, PathName, VerbResult
+from agent_sandbox.engine.plan_launch import remarks_on
 from agent_sandbox.errors import Busy, SandboxError
 from agent_sandbox.kernel import usage
 from agent_sandbox.workspace.stored_sandbox import Stored
@@ -114,6 +115,8 @@ def status(options: SandboxOptions) -> StatusResult:
     """Describe the project's sandbox."""
     sandbox = current_and_whole(options.project, options.policy)
     policy = policy_of(options.policy, sandbox.project)
+    for sentence in remarks_on(policy.files.masks):
+        remark(sentence)
     pending = pending_in(sandbox, policy)
     files = sort(pending.changes, sandbox.project.path)
     return StatusResult(

@@ -17,7 +17,7 @@ Meaning = Sequence[str]
 
 
 def of_index(entries: Entries, algorithm: str) -> Meaning:
-    """Return the meaning of an index."""
+    """Return a digest of the entries of an index, as the meaning of the file."""
     digest = sha256()
     for path in sorted(entries):
         digest.update(f"{(path, [each.meaning for each in entries[path]])!r}\n".encode("utf-8", "surrogatepass"))
@@ -25,7 +25,7 @@ def of_index(entries: Entries, algorithm: str) -> Meaning:
 
 
 def of_reference(name: str, packed: str, old: str | None, new: str | None) -> Meaning:
-    """Return the meaning of a reference that changes its value. `packed` is the path of `packed-refs`."""
+    """Return the name of a reference, its old and its new value, as the meaning of its file. `packed` is the path of `packed-refs`."""
     return REFERENCE, name, packed, old or "", new or ""
 
 

@@ -125,14 +125,14 @@ class FileTable:
         return file
 
     def opened(self, fd: int, path: str, *, writable: bool = False) -> None:
-        """Record a descriptor of the file at this path. Opened for writing, the file counts as written now."""
+        """Record a descriptor of the file at this path. If it is writable, the file's modification time becomes the present time."""
         self.open[fd] = OpenFile(path, self.file(path), writable)
         if writable:
             self.touched(self.open[fd].file)
             self.open[fd].file.ours = True
 
     def closed(self, fd: int) -> None:
-        """Remove a descriptor. A writable file counts as written now: single writes are not observed."""
+        """Remove a descriptor. If it was writable, the file's modification time becomes the present time: writes are not observed."""
         opened = self.open.pop(fd, None)
         if opened is not None and opened.writable:
             self.touched(opened.file)

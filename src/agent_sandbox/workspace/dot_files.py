@@ -1,0 +1,138 @@
+"""Find the dot-files and dot-directories of a home that a run hides: all but those that `policy.secrets` lists as harmless.
+
+Of other files, those at the top of the home are hidden if they hold a secret: people keep a key there, or a download.
+
+Programs that the caller's PATH names stay visible, with the libraries beside them, and so do projects in a hidden directory. Of such a
+directory only the rest is hidden. An entry that appears after the listing is visible until the next run, unless its name is listed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
+
+from agent_sandbox._fast.values import dataclass
+from agent_sandbox.policy.secret_names import suspicion_of
+from agent_sandbox.policy.secrets import READ_IN_HOME, SHOWN_IN_HOME, UNLISTED, WITH_A_TOKEN, FoundMask
+from agent_sandbox.workspace.secret_search import SearchMemory, content_secret, holds_secret
+
+_BESIDE_PROGRAMS = ("lib", "lib32", "lib64", "libexec", "include", "share", "pyvenv.cfg")  # of the directory that `bin` lies in
+_MOST_LINKS = 2000  # in one directory of PATH
+
+
+def hidden_in_home(
+    home: str, memory: SearchMemory, *, projects: Iterable[str], programs: Iterable[str], hidden: Collection[str]
+) -> Iterator[FoundMask]:
+    """Yield a mask for each hidden entry of a home.
+
+    `projects` stay visible, and the trees and files in `programs`. `hidden` are paths that have a mask already. A home that cannot be
+    listed yields nothing: its owner, the guest, is denied the listing, too.
+    """
+    projects = tuple(projects)
+    if home != "/":  # an account without a home
+        kept = {*_inside(home, projects), *(name for name in _inside(home, programs) if name not in _MIXED)}
+        yield from _unlisted("", _Shown(home, _LISTED | kept, _MIXED | _parents(kept)), hidden)
+        if home not in projects:
+            yield from _secrets_at_top(home, memory, hidden)
+    for name in READ_IN_HOME:
+        path = f"{home}/{name}"
+        if path not in hidden and os.path.lexists(path) and (found := content_secret(path, memory)):
+            yield FoundMask(path, WITH_A_TOKEN, remark=f"it holds {found}")
+
+
+def program_places(search_path: str, *prefixes: str) -> tuple[str, ...]:
+    """Return what the programs of a search path need: their directories, the libraries beside them, and the targets of links.
+
+    `prefixes` are whole installations, such as the interpreter's own.
+    """
+    places = dict.fromkeys(prefixes)
+    for directory in search_path.split(os.pathsep):
+        if os.path.isabs(directory) and "/." in directory:  # only what lies in a dot-directory could be hidden
+            places |= dict.fromkeys((os.path.normpath(directory), *_beside(os.path.normpath(directory)), *_targets(directory)))
+    return tuple(places)
+
+
+def _targets(directory: str) -> Iterator[str]:
+    seen: set[str] = set()
+    with suppress(OSError), os.scandir(directory) as entries:
+        for _, entry in zip(range(_MOST_LINKS), entries, strict=False):
+            if entry.is_symlink() and "/." in (real := os.path.realpath(entry.path)):
+                yield real
+                if (parent := os.path.dirname(real)) not in seen:
+                    seen.add(parent)
+                    yield from _beside(parent)
+
+
+def _beside(directory: str) -> Iterator[str]:
+    if os.path.basename(directory) in ("bin", "sbin"):
+        yield from (os.path.join(os.path.dirname(directory), name) for name in _BESIDE_PROGRAMS)
+
+
+def _secrets_at_top(home: str, memory: SearchMemory, hidden: Collection[str]) -> Iterator[FoundMask]:
+    with suppress(OSError), os.scandir(home) as entries:
+        for entry in entries:
+            if entry.name.startswith(".") or entry.path in hidden or not entry.is_file(follow_symlinks=False):
+                continue
+            suspicion = suspicion_of(entry.name)
+            if suspicion is not None and holds_secret(entry.path, suspicion, memory):
+                yield FoundMask(entry.path, suspicion.why)
+
+
+def _inside(home: str, paths: Iterable[str]) -> Iterator[str]:
+    """Yield the paths that lie in a home, relative to it, also if the home is known by a link."""
+    tops = dict.fromkeys((f"{home}/", f"{os.path.realpath(home)}/"))
+    for path in paths:
+        yield from (path[len(top) :] for top in tops if path.startswith(top))
+
+
+def _parents(names: Iterable[str]) -> frozenset[str]:
+    parents: set[str] = set()
+    for name in names:
+        while (name := name.rpartition("/")[0]) and name not in parents:
+            parents.add(name)
+    return frozenset(parents)
+
+
+_LISTED = frozenset(SHOWN_IN_HOME)
+_MIXED = _parents(SHOWN_IN_HOME)  # such as .local/share, of which a part is shown
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """What a home shows, and the directories on the way to it. Names are relative to the home."""
+
+    home: str
+    names: frozenset[str]
+    way: frozenset[str]
+
+    def hides_target(self, target: str) -> bool:
+        """Return whether to hide a link, and with it what it leads to. Not if that is shown, on the way to it, or outside the home.
+
+        Programs and other people's files lie outside the home. There, what a link leads to is as visible as anything beside it.
+        """
+        return any(
+            name not in self.way and name not in self.names and self.names.isdisjoint(_parents((name,)))
+            for name in _inside(self.home, (target,))
+        )
+
+
+def _unlisted(directory: str, shown: _Shown, hidden: Collection[str]) -> Iterator[FoundMask]:
+    """Yield the masks of one directory of the home, "" for the home itself, of which only names with a dot count."""
+    try:
+        with os.scandir(f"{shown.home}/{directory}") as entries:
+            names = sorted(entry.name for entry in entries)
+    except OSError:
+        return
+    for entry in names:
+        name = f"{directory}/{entry}" if directory else entry
+        path = f"{shown.home}/{name}"
+        if not (directory or entry.startswith(".")) or name in shown.names or path in hidden:
+            continue
+        if name in shown.way and os.path.isdir(path):
+            yield from _unlisted(name, shown, hidden)
+        elif not os.path.islink(path) or shown.hides_target(os.path.realpath(path)):
+            yield FoundMask(path, UNLISTED)
+
+
+__all__ = ["hidden_in_home", "program_places"]
