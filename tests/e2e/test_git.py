@@ -431,3 +431,11 @@ def test_objects_that_unpack_to_too_much_are_refused(repository: Repository, mon
     monkeypatch.setattr(git_objects, "_MOST_WRITTEN", 10 << 20)
     workspace.promote(approve="git-history")
     assert repository.titles() == ["big", "first"], "the control"
+
+
+def test_a_repository_under_another_name_counts_as_configuration(repository: Repository) -> None:
+    """git takes any directory with these files for a repository, and runs what its configuration names."""
+    repository.inside("git init -q --bare docs; git -C docs config core.fsmonitor 'touch /tmp/x'")
+    assert "git-config" in repository.refused()
+    repository.inside("rm -r docs; mkdir docs; echo plain > docs/HEAD")
+    repository.promote(), "the control"

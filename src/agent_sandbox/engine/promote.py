@@ -318,11 +318,13 @@ def proposed(stored: Stored, policy: Policy, wanted: Wanted, runtime: RuntimeOf)
         moved |= history.moved
         for path, content in history.contents.items():
             contents.put(path, content)
-        expected = look_at(root, chosen)
-        classes = {**protected_classes(chosen, expected, contents, root=root), **history.classes}
         chosen = ChangeSet((*chosen, *history.changes.values()))
-        tree = "" if all(contains(root, path) for path in history.changes) else os.path.commonpath([root, *history.changes])
-        expected |= look_at(tree or root, ChangeSet(tuple(history.changes.values())))
+        inner = chosen.within(root)
+        expected = look_at(root, inner)
+        classes = {**protected_classes(inner, expected, contents, root=root), **history.classes}
+        tree = "" if len(inner) == len(chosen) else os.path.commonpath([root, *history.changes])
+        if tree:
+            expected |= look_at(tree, chosen.outside(root))
         left = {change.path for change in chosen}
         taken = {change.path for change in asked_for} | history.raw
         settled = tuple(each.path for each in (*inside, *records) if each.path in taken and each.path not in left)

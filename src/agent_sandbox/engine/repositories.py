@@ -464,7 +464,8 @@ class _Carrier:
                 if path in self.meanings:
                     carried.meanings[path] = self.meanings[path]
                 extra = self.classes.get(path, frozenset())
-                carried.classes[path] = (frozenset() if protected.GIT in extra else frozenset({protected.HISTORY})) | extra
+                if not self.is_new:  # the files of a new repository are judged like others: it may be a trap
+                    carried.classes[path] = (frozenset() if protected.GIT in extra else frozenset({protected.HISTORY})) | extra
         carried.raw |= raw
         carried.moved.update({path: moved for path, moved in self.moved.items() if path in carried.changes})
         where = "" if self.place.worktree == self.source.project else f" in {self._called()}"

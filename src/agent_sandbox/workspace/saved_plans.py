@@ -46,7 +46,7 @@ class PlanState(SandboxState):
 
     @property
     def promotions(self) -> str:
-        """The directory for journals of promotions. It stays empty, because a plan is promoted with the journals of the project's sandbox."""
+        """The directory for journals of promotions. It stays empty: a plan is promoted with the journals of the project's sandbox."""
         return os.path.join(self.path, "promotions")
 
     def lock(self, *, wait: bool = False, command: str = "") -> AbstractContextManager[None]:
