@@ -6,6 +6,7 @@ import os
 import random
 import sys
 from collections import Counter
+from hashlib import sha256
 from types import FrameType
 from typing import Any
 
@@ -128,7 +129,10 @@ def test_numbers_stand_before_the_name_and_bars_share_a_scale() -> None:
 def test_a_binary_is_told_by_size_sort_and_where_it_differs() -> None:
     png = b"\x89PNG\r\n\x1a\n\0\0\0\x0d"
     lines = [row.plain for row in unified(preview_of(png + b"\0" * 20, png + b"\0" * 7 + b"\1" * 9))]
-    assert lines[-1] == "Binary contents differ: 32 bytes of PNG image → 28 bytes of PNG image, first at byte 19"
+    assert lines[-2:] == [
+        "Binary contents differ: 32 bytes of PNG image → 28 bytes of PNG image, first at byte 19",
+        f"new content: 28 bytes, sha256 {sha256(png + bytes(7) + bytes([1] * 9)).hexdigest()}",
+    ]
     assert preview_of(None, b"\x7fELF\0\0\xff\xff").binary == compare_module.Binary(None, 8, "", "ELF program", None)
 
 
@@ -215,7 +219,10 @@ def test_a_file_of_a_terabyte_is_told_by_its_size_and_where_it_differs() -> None
 
 def test_an_old_side_that_is_too_large_is_said_to_go_and_not_shown_in_part() -> None:
     preview = preview_of(b"old\n" * 100, b"new\n", DiffLimits(bytes=50))
-    assert [row.plain for row in unified(preview)][-1] == "old: 400 bytes from line 1 on are replaced or go away: too much to show"
+    assert [row.plain for row in unified(preview)][-2:] == [
+        "old: 400 bytes from line 1 on are replaced or go away: too much to show",
+        f"new content: 4 bytes, sha256 {sha256(b'new' + bytes([10])).hexdigest()}",
+    ]
     assert preview.edits == ()
 
 
@@ -272,7 +279,8 @@ def test_a_line_of_many_megabytes_is_shown_whole_where_it_goes_and_cut_where_it_
     rows = list(unified(preview_of(b"x" * 3_000_000 + b"\n", b"y" * 3_000_000 + b"\n")))
     by_kind = {cell.kind: len(cell.text) for row in rows for cell in row.cells}
     assert (by_kind[REMOVED], by_kind[ADDED]) == (3_000_000, 2_000)
-    assert "2,998,000 more characters" in rows[-1].plain
+    assert "2,998,000 more characters" in rows[-2].plain
+    assert rows[-1].plain == f"new content: 3,000,001 bytes, sha256 {sha256(b'y' * 3_000_000 + bytes([10])).hexdigest()}"
 
 
 def test_differing_words_are_marked_and_the_text_is_the_same_with_and_without() -> None:
