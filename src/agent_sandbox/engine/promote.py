@@ -13,16 +13,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 
-from agent_sandbox._fast.encoding import digest_of_form
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, field, replace
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.recover import Leaving, UnderWay, let_go, not_let_go
 from agent_sandbox.errors import Conflicted, Drift, PolicyError, SandboxError, WorkspaceError
 from agent_sandbox.policy.action import Promote, Undo
+from agent_sandbox.policy.decide import Reason
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.workspace import protected
 from agent_sandbox.workspace.changes import Change, ChangeSet, Contents, Kind, place_of
 from agent_sandbox.workspace.diff.compare import MachineFiles
+from agent_sandbox.workspace.digests import ContentDigests, checked, digest_of
 from agent_sandbox.workspace.drift import MovedOn, judge
 from agent_sandbox.workspace.layers.history import Snapshot
 from agent_sandbox.workspace.merge.tree import Conflict, ConflictKind, MergedEntry, Version, merge_entry, resolve
@@ -201,6 +202,7 @@ class Wanted:
     approved: frozenset[str] = frozenset()  # the protected classes that were approved by name
     caches: bool = False  # also changes in caches
     plan: str = ""  # the digest of the plan whose changes are promoted; see `simulation`
+    expect: str | None = None  # the first digits of the digest that the changes must have
 
 
 @dataclass(frozen=True)
@@ -219,6 +221,8 @@ class PromotionProposal:
     pending: ChangeSet = ChangeSet()  # all unpromoted changes of the sandbox
     settled: tuple[str, ...] = ()  # chosen paths without a step: the real file is the same already, or stays as it is
     caches: tuple[str, ...] = ()  # caches below the root that are not promoted
+    already: ChangeSet = ChangeSet()  # the settled changes whose real file is the same already
+    hashes: ContentDigests = ContentDigests()  # of the content of `changes` and `already`
 
     def plan(self) -> Plan:
         """Return the plan: its steps and the obstacles. Cached, because a proposal does not change."""
@@ -226,7 +230,33 @@ class PromotionProposal:
 
     @cached_property
     def _plan(self) -> Plan:
-        return plan(self.changes, self.expected, root=self.root, classes=self.classes, approved=self.wanted.approved)
+        # With the digests that are shown: other content cannot be written.
+        digests = self.hashes.by_path()
+        return plan(self.changes, self.expected, root=self.root, classes=self.classes, approved=self.wanted.approved, digests=digests)
+
+    @property
+    def digest(self) -> str:
+        """The digest of everything that would be promoted, and of what is in reality already. "" if there is too much to promote."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
+        changes = ChangeSet((*self.changes, *self.already)) if len(self.already) else self.changes
+        return digest_of(changes, self.hashes.by_path()) if self.hashes.complete else ""
+
+    def narrowed(self, keep: Callable[[str], bool]) -> PromotionProposal:
+        """Return the proposal with only those of its changes whose path is kept, and the new directories that these lie in."""
+        changes = self.changes.chosen(lambda change: keep(change.path))
+        paths = {change.path for change in changes}
+        return replace(
+            self,
+            changes=changes,
+            classes=protected_classes(changes, self.expected, self.contents, root=self.root),
+            moved={path: each for path, each in self.moved.items() if path in paths},
+            merged=tuple(path for path in self.merged if path in paths),
+            settled=tuple(filter(keep, self.settled)),
+            already=ChangeSet(tuple(change for change in self.already if keep(change.path))),
+        )
 
     def protected(self) -> dict[str, tuple[str, ...]]:
         """Return the changed paths of each protected class."""
@@ -242,7 +272,7 @@ class PromotionProposal:
 
     def action(self) -> Promote:
         """Return the action that the gate judges and the ledger records."""
-        digest = self.wanted.plan or digest_of_form([[_hex(change.path), change.kind.value, *_spelt(change)] for change in self.changes])
+        digest = self.wanted.plan or self.digest
         held = self.protected()
         approved = tuple(name for name in held if name in self.wanted.approved)
         return Promote(_text(self.root), digest, len(self.changes), tuple(held), approved, self.wanted.drift)
@@ -268,16 +298,14 @@ def proposed(stored: Stored, policy: Policy, wanted: Wanted) -> Iterator[Promoti
         raise PolicyError(f"unknown drift mode: {wanted.drift!r}", hint=f"there are: {', '.join(_DRIFTED)}")
     if wanted.resolve is not None and (wanted.drift != "merge" or not (callable(wanted.resolve) or wanted.resolve in _WORDS)):
         raise PolicyError('resolve needs drift="merge", and one of these words or a function', hint=f"there are: {', '.join(_WORDS)}")
+    if wanted.expect is not None:
+        checked(wanted.expect)
     if unknown := wanted.approved - protected.CLASSES.keys():
         raise PolicyError(f"there is no protected class {min(unknown)!r}", hint=f"there are: {', '.join(sorted(protected.CLASSES))}")
     with stored.state.lock(command="promote"), stored.opened() as stack:
         everything, bases = stored.changes_in(stack, policy), stored.bases(stack)
         root = "/" if wanted.system else stored.state.project
-        project = stored.state.project
-        inside = everything.within(root)
-        noise = {change.path for change in inside if not wanted.caches and place_of(change.path, project) == "noise"}
-        caches = tuple(change.path for change in inside if change.path in noise and wanted.chosen(change))
-        chosen = inside.chosen(lambda change: change.path not in noise and wanted.chosen(change))
+        chosen, caches = selected(everything, stored.state.project, wanted)
         _refuse_twice(chosen)
         expected = look_at(root, chosen)
         hidden = {change.path for change in chosen if change.masks_real}  # hidden real files: there is no base to compare with
@@ -287,6 +315,8 @@ def proposed(stored: Stored, policy: Policy, wanted: Wanted) -> Iterator[Promoti
         asked_for = chosen
         chosen = ChangeSet(tuple(each for each in chosen if each.path not in moved or not is_so_already(each, moved[each.path], contents)))
         moved = {change.path: moved[change.path] for change in chosen if change.path in moved}
+        differing = {change.path for change in chosen}
+        already = ChangeSet(tuple(change for change in asked_for if change.path not in differing))
         merged: tuple[str, ...] = ()
         conflicts: tuple[Conflict, ...] = ()
         if moved and wanted.drift == "merge":
@@ -295,7 +325,27 @@ def proposed(stored: Stored, policy: Policy, wanted: Wanted) -> Iterator[Promoti
         classes = protected_classes(chosen, expected, contents, root=root)
         left = {change.path for change in chosen}
         settled = tuple(change.path for change in asked_for if change.path not in left)
-        yield PromotionProposal(root, chosen, contents, wanted, expected, classes, moved, merged, conflicts, everything, settled, caches)
+        hashes = ContentDigests((*chosen, *already), contents)
+        yield PromotionProposal(
+            *(root, chosen, contents, wanted, expected, classes, moved, merged, conflicts, everything, settled, caches, already, hashes)
+        )
+
+
+def selected(everything: ChangeSet, project: str, wanted: Wanted) -> tuple[ChangeSet, tuple[str, ...]]:
+    """Return the changes that a promotion would take, and the paths of caches that it would leave. A diff shows the same changes."""
+    inside = everything.within("/" if wanted.system else project)
+    noise = {change.path for change in inside if not wanted.caches and place_of(change.path, project) == "noise"}
+    caches = tuple(change.path for change in inside if change.path in noise and wanted.chosen(change))
+    return inside.chosen(lambda change: change.path not in noise and wanted.chosen(change)), caches
+
+
+def refuse_unexpected(proposal: PromotionProposal, gate: Gate) -> None:
+    """Raise `Denied`, and record the refusal, if the changes do not have the digest that is expected of them."""
+    expected = proposal.wanted.expect
+    if expected is not None and not proposal.digest.startswith(checked(expected)):
+        digest = proposal.digest or "none: there is too much content"
+        why = f"the digest of the changes is {digest}, and {expected} was expected; nothing was changed"
+        gate.refuse(proposal.action(), Reason("expect", why, "look at the changes again: agent-sandbox diff"))
 
 
 def _refuse_twice(changes: ChangeSet) -> None:
@@ -318,6 +368,7 @@ def carry_out(proposal: PromotionProposal, stored: Stored, gate: Gate, *, detail
     """
     refuse_impossible(proposal.plan())  # first: neither merging nor forcing removes these obstacles
     _refuse_moved(proposal)
+    refuse_unexpected(proposal, gate)
     return _done(
         stored,
         gate,
@@ -407,15 +458,6 @@ def _holder(what: str) -> Holder:
 
 def _facts(done: Promotion) -> dict[str, str | int]:
     return {"promotion": done.number, "undoes": done.undoes, "bytes": done.bytes, "content_sha256": done.digest, **done.counts}
-
-
-def _spelt(change: Change) -> list[str | int]:
-    node = change.after
-    return [] if node is None else [node.type.value, node.mode, node.size, _hex(node.target)]
-
-
-def _hex(path: str) -> str:
-    return os.fsencode(path).hex()
 
 
 def _text(path: str) -> str:

@@ -18,6 +18,7 @@ from agent_sandbox.workspace.promotion.plan import LARGEST_BYTES, carried
 
 MOST_HASHED = 4 << 30  # bytes for one diff: a sparse file costs nothing to make, and minutes to read
 SHORTEST = 12  # hexadecimal digits by which a digest may be named
+PRINTED = 32  # of a digest for people; nobody can make other changes with the same 128 bits
 _CHUNK = 1 << 20
 _FORM = b"agent-sandbox changes 1\n"
 _DIGITS = frozenset("0123456789abcdef")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal
 
-from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.assembly import here
 from agent_sandbox.cli.context import SortedChanges, sort
 from agent_sandbox.cli.options import ShowOptions
@@ -66,12 +66,13 @@ class Material:
     everything: bool
     limits: DiffLimits
     effort: Effort
+    digests: Mapping[str, str]  # of new content, as far as they are known, by path
 
     def preview(self, change: Change) -> Preview:
         """Compare both sides of a change. For a deleted path that was renamed, name the new path instead."""
         if change.kind is Kind.DELETED and change.path in self.renamed:
             return Preview(change, (*facts(change), f"renamed to {named(self.renamed[change.path])}"))
-        return compare(change, self.contents, self.former, limits=self.limits, effort=self.effort)
+        return compare(change, self.contents, self.former, limits=self.limits, effort=self.effort, digests=self.digests)
 
     def one_by_one(self, change: Change) -> tuple[Change, ...]:
         """Return a change and, for a directory that goes away, the changes below it."""
@@ -83,27 +84,40 @@ class Material:
         return change.path.removeprefix(inside) if change.path.startswith(inside) else change.path
 
 
-def gather(show: ShowOptions, project: str, changes: ChangeSet, contents: Contents, former: FormerContents | None = None) -> Material:
-    """Return the changes and contents to show with these options. Without `former`, the old side is the machine as it is now."""
+def gather(
+    show: ShowOptions,
+    project: str,
+    changes: ChangeSet,
+    contents: Contents,
+    former: FormerContents | None = None,
+    digests: Mapping[str, str] | None = None,
+) -> Material:
+    """Return the changes and contents to show with these options. Without `former`, the old side is the machine as it is now.
+
+    A rename is shown as one only if both of its paths are shown in full: the other half would not be promoted.
+    """
     everything = show.everything
-    chosen = pair_renames(only(changes, show.only, project))
-    limits = EVERYTHING if everything else DEFAULT
-    machine = MachineFiles()
-    renamed = {change.renamed_from: change.path for change in chosen if change.renamed_from}
-    return Material(project, sort(chosen, project), contents, former or machine, renamed, machine, everything, limits, Effort())
+    covered = choice_of(show.only, project)
+    # A file is promoted with the new directories that it lies in. A list of names has the names that were asked for.
+    chosen = ChangeSet(tuple(filter(covered, changes))) if show.form == "name-only" else changes.chosen(covered)
+    files = sort(pair_renames(chosen), project)
+    if not everything:
+        files = replace(files, project=pair_renames(ChangeSet(files.project)).changes)
+    in_full = (*files.project, *files.elsewhere, *files.noise) if everything else files.project
+    renamed = {change.renamed_from: change.path for change in in_full if change.renamed_from}
+    limits, machine = EVERYTHING if everything else DEFAULT, MachineFiles()
+    return Material(project, files, contents, former or machine, renamed, machine, everything, limits, Effort(), digests or {})
 
 
-def only(changes: ChangeSet, patterns: tuple[str, ...], project: str) -> ChangeSet:
-    """Return the changes that one of the patterns covers; all of them if there is no pattern. Raises `PolicyError`."""
-    if not patterns:
-        return changes
+def choice_of(patterns: tuple[str, ...], project: str) -> Callable[[Change], bool]:
+    """Return whether one of the patterns covers a change, as a function. Without patterns, all are covered. Raises `PolicyError`."""
     covered = covering(patterns, project=project, home=here().host.home)
-    return ChangeSet(tuple(change for change in changes if covered(change.path)))
+    return lambda change: not patterns or covered(change.path)
 
 
 def check_patterns(patterns: tuple[str, ...]) -> None:
     """Raise `PolicyError` for an invalid pattern, before anything is run or read."""
-    only(ChangeSet(), patterns, "/")
+    choice_of(patterns, "/")
 
 
 def show(options: ShowOptions, material: Material, write: Callable[[bytes], object], console: Console) -> bool:
@@ -270,6 +284,7 @@ class ContentFacts:
     binary: BinaryFacts | Omitted | None = OMITTED
     more_bytes: int | Omitted = OMITTED
     unshown: tuple[str, ...] | Omitted = OMITTED
+    content_sha256: str | Omitted = OMITTED  # of the whole new content; always there if the content is not shown in full
 
 
 @dataclass(frozen=True)
@@ -330,6 +345,7 @@ def _content(preview: Preview, most_added: int) -> ContentFacts:
         else None,
         preview.more_bytes,
         tuple(preview.unshown),
+        preview.sha256 or OMITTED,
     )
 
 
