@@ -141,6 +141,9 @@ _ALL = (
     Case(169, _SUPPLY, "P0", _HOST, "engines and helpers with known holes", lacking="no floors of versions: nothing uses an engine yet"),
     Case(170, _SUPPLY, "P1", _HOST, "a helper swapped on disk", lacking="no digest of our own interpreter is kept; images: none yet"),
     Case(172, _SUPPLY, "P1", _HOST, "our own wheel", lacking="no signature, list of parts or hash-pinned tools: unreleased"),
+    Case(181, _PROMOTION, "P0", _HOST, "changes swapped between their review and their promotion"),
+    Case(182, _PROMOTION, "P0", _HOST, "content that a review shows neither as text nor by its digest"),
+    Case(183, _POLICY, "P0", _HOST, "a variable that makes another command of an approved one"),
 )  # fmt: skip
 
 CASES = {each.number: each for each in _ALL}
