@@ -423,3 +423,41 @@ def test_a_person_who_approves_the_promotion_of_a_program_sees_its_diff(shell: S
     assert "+evil" in asked[0] and sha256(BINARY).hexdigest() in asked[0] and workspace.diff().digest in asked[0]
     assert not (shell.cwd / "made.txt").exists()
     assert workspace.promote() is not None and (shell.cwd / "made.txt").exists()
+
+
+def test_a_digest_is_that_of_what_is_written_where_reality_has_moved_on(shell: Shell) -> None:
+    for name in ("a.txt", "b.txt"):
+        (shell.cwd / name).write_text("one\ntwo\n")
+    assert shell("run", "echo three >> a.txt; echo three >> b.txt; echo new > n.txt").returncode == 0
+    digest = shell.json("diff")["digest"]
+    (shell.cwd / "n.txt").write_text("new\n")
+    assert shell.json("promote", "--dry-run", "--expect", digest)["settled"], "what reality has already is as it was shown"
+    (shell.cwd / "a.txt").write_text("zero\none\ntwo\n")
+    refused = shell("promote", "--yes", "--merge", "--expect", digest)
+    assert refused.returncode == 3 and (shell.cwd / "b.txt").read_text() == "one\ntwo\n", "nobody was shown the merged file"
+    merged = shell.json("promote", "--dry-run", "--merge")["digest"]
+    assert shell("promote", "--yes", "--merge", "--expect", merged).returncode == 0
+    assert (shell.cwd / "a.txt").read_text() == "zero\none\ntwo\nthree\n"
+    (shell.cwd / "d").mkdir()
+    (shell.cwd / "d/1").touch()
+    assert shell("run", "rm -r d").returncode == 0
+    digest = shell.json("diff")["digest"]
+    (shell.cwd / "d/2").touch()
+    assert shell("promote", "--yes", "--force", "--expect", digest).returncode == 3 and (shell.cwd / "d/2").exists()
+    assert shell("promote", "--yes", "--force", "--expect", shell.json("diff")["digest"]).returncode == 0 and not (shell.cwd / "d").exists()
+
+
+def test_many_deletions_that_are_refused_stay_in_the_sandbox(shell: Shell) -> None:
+    (shell.cwd / "many").mkdir()
+    for number in range(120):
+        (shell.cwd / f"many/{number}").touch()
+    assert shell("run", "rm -r many; echo x > made.txt").returncode == 0
+    with sitting(shell, "promote") as person:
+        person.expect(b"protected kind 'bulk-deletion'? [y/N]")
+        person.type(b"n\n")
+        person.expect(b"left out: 1 change of the protected kind 'bulk-deletion'")
+        person.expect(b"Promote 1 change to ")
+        person.type(b"y\n")
+        assert person.end() == 0
+    assert (shell.cwd / "made.txt").exists() and len(list((shell.cwd / "many").iterdir())) == 120
+    assert shell("promote", "--yes", "--approve", "bulk-deletion").returncode == 0 and not (shell.cwd / "many").exists()

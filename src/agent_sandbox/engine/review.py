@@ -14,7 +14,16 @@ from agent_sandbox.engine.promote import PromotionProposal, Wanted, selected
 from agent_sandbox.errors import Busy, WorkspaceError
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.workspace.changes import ChangeSet, Contents
-from agent_sandbox.workspace.diff.compare import EVERYTHING, DiffLimits, FormerContents, Formerly, MachineFiles, compare, pair_renames
+from agent_sandbox.workspace.diff.compare import (
+    EVERYTHING,
+    DiffLimits,
+    Effort,
+    FormerContents,
+    Formerly,
+    MachineFiles,
+    compare,
+    pair_renames,
+)
 from agent_sandbox.workspace.diff.formats import HEADING, Row, ours, unified
 from agent_sandbox.workspace.digests import MOST_HASHED, ContentDigests, digest_of
 from agent_sandbox.workspace.layers.stack import Stack
@@ -86,10 +95,10 @@ def unified_rows(
     digests: Mapping[str, str] | None = None,
 ) -> Iterator[Row]:
     """Yield the rows of a unified diff of changes, with a diff of each entry in a directory that goes away."""
-    machine = former if isinstance(former, MachineFiles) else MachineFiles()
+    machine, effort = former if isinstance(former, MachineFiles) else MachineFiles(), Effort()
     for whole in pair_renames(changes):
         for change in machine.one_by_one(whole, limits.inside):
-            preview = compare(change, contents, former, limits=limits, digests=digests)
+            preview = compare(change, contents, former, limits=limits, effort=effort, digests=digests)
             yield from unified(preview, relative_to=relative_to, limits=limits)
 
 

@@ -7,6 +7,7 @@ removed directory. It does not cover owners, because a promotion never changes t
 
 from __future__ import annotations
 
+import errno
 import hashlib  # OpenSSL's is several times faster than the interpreter's own, and files may have gigabytes
 import os
 from collections.abc import Iterable, Mapping
@@ -56,13 +57,16 @@ class ContentDigests:
 
 
 def content_digest(change: Change, contents: Contents) -> str:
-    """Return the SHA-256 of the new content of a file. Raises OSError."""
+    """Return the SHA-256 of the new content of a file. Raises OSError, also if the file has grown: a run may make it endless meanwhile."""
+    size = change.after.size if change.after is not None else 0
     fd = contents.open_file(change)
     try:
         digest, at = hashlib.sha256(), 0
-        while piece := os.pread(fd, _CHUNK, at):
+        while piece := os.pread(fd, min(_CHUNK, size + 1 - at), at):
             digest.update(piece)
             at += len(piece)
+            if at > size:
+                raise OSError(errno.ESTALE, "it has changed since its size was read", change.path)
         return digest.hexdigest()
     finally:
         os.close(fd)

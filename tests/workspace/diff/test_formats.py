@@ -19,6 +19,7 @@ from agent_sandbox.workspace.changes import Change, ChangeSet, Kind
 from agent_sandbox.workspace.diff import compare as compare_module
 from agent_sandbox.workspace.diff.compare import DEFAULT, DiffLimits, Effort, Preview, Window, read_window
 from agent_sandbox.workspace.diff.formats import ADDED, REMOVED, SAME, Row, decoded, measured, side_by_side, summary, unified
+from agent_sandbox.workspace.digests import content_digest
 from agent_sandbox.workspace.merge import text as text_module
 from agent_sandbox.workspace.merge.text import split_lines
 from agent_sandbox.workspace.nodes import EntryType, Node
@@ -134,6 +135,23 @@ def test_a_binary_is_told_by_size_sort_and_where_it_differs() -> None:
         f"new content: 28 bytes, sha256 {sha256(png + bytes(7) + bytes([1] * 9)).hexdigest()}",
     ]
     assert preview_of(None, b"\x7fELF\0\0\xff\xff").binary == compare_module.Binary(None, 8, "", "ELF program", None)
+
+
+def test_only_so_much_is_hashed_for_all_files_together_and_what_is_not_says_so() -> None:
+    effort, binary = Effort(hashed=300), b"\0\xff" * 100
+    lines = [[row.plain for row in unified(preview_of(None, binary, effort=effort))][-1] for _ in range(2)]
+    assert lines == [
+        f"new content: 200 bytes, sha256 {sha256(binary).hexdigest()}",
+        "new content: 200 bytes, not hashed: it cannot be read, or is too large for a diff",
+    ]
+
+
+def test_a_file_that_grows_while_it_is_hashed_has_no_digest() -> None:
+    sides = InMemory(b"", b"\0" * 5000)
+    change = Change("/f", Kind.ADDED, None, Node(EntryType.FILE, 0o644, 0, 0, 5000))
+    assert content_digest(change, sides) == sha256(bytes(5000)).hexdigest()
+    with pytest.raises(OSError, match="has changed"):
+        content_digest(replace(change, after=Node(EntryType.FILE, 0o644, 0, 0, 4999)), sides)
 
 
 def test_a_line_in_a_huge_file_is_shown_by_its_number_and_neither_side_is_kept_whole() -> None:

@@ -160,10 +160,22 @@ EVERYTHING = DiffLimits(bytes=64 << 20, lines=4_000_000, added=4_000_000, column
 
 
 class Effort:
-    """The comparison steps that are left for all files together."""
+    """The comparison steps, and the bytes to be hashed, that are left for all files together."""
 
-    def __init__(self, steps: int = 30_000_000) -> None:
+    def __init__(self, steps: int = 30_000_000, hashed: int = MOST_HASHED) -> None:
         self.left = steps
+        self._hashed = hashed
+
+    def digest(self, change: Change, contents: Contents) -> str:
+        """Return the digest of new content; "" if it cannot be read, or is more than the bytes that are left."""
+        size = change.after.size if change.after is not None else 0
+        if size > self._hashed:
+            return ""
+        self._hashed -= size
+        try:
+            return content_digest(change, contents)
+        except OSError:
+            return ""
 
     def find(self, old: list[bytes], new: list[bytes]) -> list[Edit]:
         """Return the edits between two lists of lines, within the steps that are left."""
@@ -231,11 +243,11 @@ def compare(
     A renamed file is compared with the content of its old path. If the old path cannot be read, the file is shown whole, so that a rename
     hides no edit. `digests` are digests of new content that are known already, by path.
     """
-    preview = _compared(change, contents, former, limits, effort or Effort())
+    effort = effort or Effort()
+    preview = _compared(change, contents, former, limits, effort)
     known, cut = (digests or {}).get(change.path, ""), _is_cut(preview, limits)
-    if cut and not known and change.after is not None and change.after.size <= MOST_HASHED:
-        with suppress(OSError):
-            known = content_digest(change, contents)
+    if cut and not known:
+        known = effort.digest(change, contents)
     return replace(preview, cut=cut, sha256=known) if cut or known else preview
 
 
