@@ -33,7 +33,9 @@ STEPS: tuple[tuple[str, str], ...] = (
     ("agent-sandbox undo --yes", ""),
 )
 COLUMNS = 100
-QUESTION = re.compile(rb"\[[yY]/[nN]\]\s*$|\? *$")
+QUESTION = re.compile(rb"\[[yY]/[nN]\]\s*$|\[s\]elect files\s*$|\? *$")
+# The digest of changes covers their paths, and the directory has another name each time.
+DIGEST, SAMPLE = re.compile(r"\b[0-9a-f]{32}\b"), "3f9a12c07b5e4d6688f0c1a2b3d4e5f6"
 LONGEST = 60.0  # seconds of silence after which a step counts as hung
 
 ESCAPE = re.compile(r"\x1b\[([\d;]*)m|\x1b\[[?!\d;]*[A-Za-z]|\x1b[()][A-Z0-9]|\x1b[=>]|\x1b\][^\x07]*\x07|\r")
@@ -62,7 +64,7 @@ def record() -> list[tuple[str, list[Line]]]:
     top = Path(tempfile.mkdtemp(prefix="demo.", dir=ROOT / "build"))
     try:
         project = _project(top)
-        return [(typed, _lines(_run(typed, answer, project, top).replace(str(top), HOME))) for typed, answer in STEPS]
+        return [(typed, _lines(DIGEST.sub(SAMPLE, _run(typed, answer, project, top)).replace(str(top), HOME))) for typed, answer in STEPS]
     finally:
         for folder, names, _ in os.walk(top):  # the kernel leaves directories of overlays that nobody may enter
             for name in names:

@@ -11,7 +11,6 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from agent_sandbox import policy_files, result
@@ -22,6 +21,7 @@ from agent_sandbox.engine import promote as engine_promote
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.promote import CarriedOver, PromotionProposal, Wanted
 from agent_sandbox.engine.recover import recovered
+from agent_sandbox.engine.review import diff_for_approver, reviewed, unified_rows
 from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.work import Code, Command, Work
 from agent_sandbox.errors import Denied, PolicyError, SandboxWarning
@@ -29,9 +29,9 @@ from agent_sandbox.policy.model import Policy, cloned
 from agent_sandbox.policy.paths import covering
 from agent_sandbox.result import SandboxResult
 from agent_sandbox.sandbox import ENVIRONMENT, OnOutput, Shell, TextListener, code_of, encoded, with_arguments, work_of
-from agent_sandbox.workspace.changes import Change, ChangeSet, place_of
-from agent_sandbox.workspace.diff.compare import Formerly, compare, pair_renames
-from agent_sandbox.workspace.diff.formats import HEADING, ours, unified
+from agent_sandbox.workspace.changes import Change, ChangeSet
+from agent_sandbox.workspace.diff.compare import DEFAULT, EVERYTHING
+from agent_sandbox.workspace.diff.formats import HEADING, ours
 from agent_sandbox.workspace.drift import DriftReport
 from agent_sandbox.workspace.durable import explained
 from agent_sandbox.workspace.layers.history import Snapshot
@@ -50,6 +50,18 @@ if TYPE_CHECKING:
     from agent_sandbox.policy.tokens import Token
 
 Resolve = Literal["ours", "theirs", "markers"] | Callable[[Conflict], Literal["ours", "theirs", "markers"] | bytes | None]
+
+
+class WorkspaceDiff(str):
+    """A diff. `digest` identifies the changes exactly, for `Workspace.promote`. It is empty if a run used the sandbox meanwhile."""
+
+    digest: str
+
+    def __new__(cls, text: str, digest: str) -> Self:
+        """Return the text with its digest."""
+        diff = super().__new__(cls, text)
+        diff.digest = digest
+        return diff
 
 
 class Workspace:
@@ -266,22 +278,25 @@ class Workspace:
         """Return all changes in the sandbox: of the project, outside it, and in caches. `promote` chooses among them."""
         return self._stored.changes(self.policy)
 
-    def diff(self, *, everything: bool = False) -> str:
+    def diff(self, only: str | Iterable[str] = (), *, everything: bool = False) -> WorkspaceDiff:
         """Return the changes that `promote` writes, as a unified diff for people. Invisible characters are escaped.
 
-        With `everything`, return also changes of caches and outside the project, as `promote(system=True, caches=True)` writes them.
+        With `only`, return the changes whose paths it covers. With `everything`, return also changes of caches and outside the project, as
+        `promote(system=True, caches=True)` writes them. Pass the `digest` of the result to `promote` to promote exactly these changes.
         Programs should use `agent-sandbox diff --patch`.
         """
-        with self._stored.opened() as stack, ExitStack() as ends:
-            former = Formerly(bases=self._stored.bases(), open_base=self._stored.open_base)
-            changes = self._stored.changes_in(stack, self.policy)
-            source = engine_promote.history_source(self._stored, self.policy, changes, stack, here().process)
-            changes, contents, words = engine_promote.reviewed(source, ends)
-            if not everything:
-                changes = ChangeSet(tuple(change for change in changes if place_of(change.path, self.project) == "project"))
-            changes = pair_renames(changes)
-            rows = (row for change in changes for row in unified(compare(change, contents, former), relative_to=self.project))
-            return "".join(f"{row.plain}\n" for row in (*rows, *(ours(HEADING, f"# {each}") for each in words)))
+        wanted = Wanted(self._chosen(only), system=everything, caches=everything)
+        limits = EVERYTHING if everything else DEFAULT
+        with reviewed(self._stored, self.policy, wanted, here().process) as review:
+            contents, former = review.contents, review.former
+            rows = unified_rows(review.selection, contents, former, relative_to=self.project, limits=limits, digests=review.digests)
+            text = "".join(f"{row.plain}\n" for row in (*rows, *(ours(HEADING, f"# {each}") for each in review.words)))
+            return WorkspaceDiff(text, review.digest()[0])
+
+    def _chosen(self, only: str | Iterable[str]) -> Callable[[Change], bool]:
+        patterns = _each(only)
+        covered = covering(patterns, project=self.project, home=here().host.home)
+        return lambda change: not patterns or covered(change.path)
 
     def drift(self) -> DriftReport:
         """Return the changes of the real project since the clone was made, and mark paths that the sandbox changed as well."""
@@ -320,29 +335,26 @@ class Workspace:
         approve: str | Iterable[str] = (),
         caches: bool = False,
         review: Callable[[PromotionProposal], bool] | None = None,
+        expect: str | None = None,
     ) -> CarriedOver | None:
         """Promote changes to the real project: all changes, or those whose paths `only` covers. Either all of these are written, or none.
 
         Changes of caches such as `__pycache__` stay in the sandbox, unless `caches` is set. `system` also promotes changes outside the
         project. `approve` names the protected kinds of changes that may be promoted. `review` receives the proposal first; if it returns
-        false, nothing is promoted and None is returned. `resolve` answers the conflicts of a merge.
+        false, nothing is promoted and None is returned. `resolve` answers the conflicts of a merge. `expect` is the digest of the changes,
+        as `diff` returns it for the same selection, or its first 12 digits.
 
-        Raises `Denied` for a protected kind that is not in `approve`, `Drift` if the real files have changed since the sandbox first saw
-        them, `Conflicted` if a merge needs an answer, `Busy` while a run uses the sandbox. After each of these, nothing was changed.
+        Raises `Denied` for a protected kind that is not in `approve`, and for changes with another digest than `expect`. Raises `Drift` if
+        the real files have changed since the sandbox first saw them, `Conflicted` if a merge needs an answer, `Busy` while a run uses the
+        sandbox. After each of these, nothing was changed.
         """
-        patterns = _each(only)
-        covered = covering(patterns, project=self.project, home=here().host.home)
-
-        def chosen(change: Change) -> bool:
-            return not patterns or covered(change.path)
-
+        wanted = Wanted(self._chosen(only), system, drift, resolve, frozenset(_each(approve)), caches, expect=expect)
         recovered(self._stored, self._gate)
-        with engine_promote.proposed(
-            self._stored, self.policy, Wanted(chosen, system, drift, resolve, frozenset(_each(approve)), caches), here().process
-        ) as proposal:
+        with engine_promote.proposed(self._stored, self.policy, wanted, here().process) as proposal:
+            engine_promote.refuse_unexpected(proposal, self._gate)
             if review is not None and not review(proposal):
                 return None
-            return engine_promote.carry_out(proposal, self._stored, self._gate)
+            return engine_promote.carry_out(proposal, self._stored, self._gate, details=lambda: diff_for_approver(proposal))
 
     def undo(self) -> CarriedOver:
         """Undo the last promotion. Raises `Drift` if a promoted file has changed since the promotion."""

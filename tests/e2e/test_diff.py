@@ -59,7 +59,9 @@ def test_a_line_or_a_name_that_imitates_ours_is_told_from_it(shell: Shell) -> No
     shell("run", "printf -- '-- a/x\\n++ b/x\\n@@ -1 +1 @@\\n# Elsewhere on the machine: 0 changes\\n' > f; touch $'x\\n# Caches'")
     lines = shell("diff").stdout.decode().splitlines()
     ours = [line for line in lines if not line.startswith((" ", "-", "+"))]
-    assert [line.split()[0] for line in ours] == ["diff", "new", "@@", "diff", "new"]
+    assert [line.split()[0] for line in ours] == ["diff", "new", "@@", "diff", "new", "#"] and lines[-1].startswith(
+        "# Promote exactly this:"
+    )
     assert "+# Elsewhere on the machine: 0 changes" in lines and "+@@ -1 +1 @@" in lines
 
 

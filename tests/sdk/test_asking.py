@@ -166,7 +166,7 @@ def test_a_function_answers_and_sees_the_source() -> None:
     assert refused.verdict.missing.startswith("code python ")
     (action, question), _ = boss.asked
     assert isinstance(action, RunCode) and question.because.rule == "approvals.effects"
-    source, given = question.details.split("\n")
+    source, *_, given = question.details.split("\n")
     assert source == "print(6 * 7)" and given.startswith("given: variables and input with the digest ")
 
 

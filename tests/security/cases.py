@@ -145,6 +145,9 @@ _ALL = (
     Case(183, _FILES, "P0", _BOTH, "making git track a secret, so that it is shown"),
     Case(184, _FILES, "P0", _HOST, "odd trees for whoever searches them for secrets"),
     Case(172, _SUPPLY, "P1", _HOST, "our own wheel", lacking="no signature, list of parts or hash-pinned tools: unreleased"),
+    Case(181, _PROMOTION, "P0", _HOST, "changes swapped between their review and their promotion"),
+    Case(182, _PROMOTION, "P0", _HOST, "content that a review shows neither as text nor by its digest"),
+    Case(183, _POLICY, "P0", _HOST, "a variable that makes another command of an approved one"),
 )  # fmt: skip
 
 CASES = {each.number: each for each in _ALL}

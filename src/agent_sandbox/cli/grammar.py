@@ -74,6 +74,7 @@ _OPTIONS = (
     Option("--resolve", "SIDE", "resolve merge conflicts: ours (the sandbox), theirs (reality) or markers"),
     Option("--approve", "KINDS", "approve these protected kinds of changes, separated by commas"),
     Option("--dry-run", help="show what would be done, and stop"),
+    Option("--expect", "DIGEST", "promote only changes with this digest, which diff prints; 12 digits of it are enough"),
     Option("--forget", "SNAPSHOT", "forget this snapshot, by number or label"),
     Option("--since", "TIME", "only entries from then on: 2026-11-16, 2026-11-16T06:30, 30m, 2h, 7d"),
     Option("--until", "TIME", "only entries before then"),
@@ -225,17 +226,27 @@ It exits with 1 if reality has changed, with 3 if it was not approved; then noth
     "promote": Verb(
         "promote [--only GLOB] [--skip GLOB] [--yes] [OPTION…]",
         "apply the sandbox's changes to the project, all or none (also: apply)",
-        ("--only", "--skip", "--yes", "--system", "--caches", "--merge", "--force", "--resolve", "--approve", "--dry-run", "--capability"),
+        (
+            *("--only", "--skip", "--yes", "--system", "--caches", "--merge", "--force", "--resolve", "--approve", "--expect", "--dry-run"),
+            "--capability",
+        ),
         details="""  agent-sandbox promote --only 'src/*' --yes
+  agent-sandbox promote --yes --expect 3f9a12c07b5e
   agent-sandbox promote --merge --resolve markers
   agent-sandbox promote --approve git-history,ci
 
-It shows what would be promoted and asks. Files that have changed in reality since the sandbox first touched them are
-refused, unless --merge or --force says what to do. Protected kinds of files, which run by themselves or are trusted without
-a look (git hooks, CI workflows, shell start-up files, …), need --approve: --yes does not cover them.
+It shows what would be promoted and asks: y promotes it, d shows the whole diff, s lets you choose files, Enter is no. With
+--expect it is refused if the changes are not exactly those that `diff` showed with the same --only (`diff --all` for
+--caches --system).
+
+Files that have changed in reality since the sandbox first touched them are refused, unless --merge or --force says what to
+do. Protected kinds of files, which run by themselves or are trusted without a look (git hooks, CI workflows, shell start-up
+files, …), need --approve: --yes does not cover them. On a terminal you are asked about each kind; those that you refuse are
+left out, and the rest is promoted.
 
 It is done as a whole or not at all: after a crash, the next verb in this project finishes it or takes it back.
-It exits with 1 if reality has changed or a conflict is open, with 3 if it was not approved; then nothing was changed.""",
+It exits with 1 if reality has changed or a conflict is open, with 3 if it was not approved or not as
+expected; then nothing was changed.""",
     ),
     "undo": Verb(
         "undo [--yes]",

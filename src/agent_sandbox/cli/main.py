@@ -225,7 +225,7 @@ def _code_of(error: SandboxError) -> int:
         case Drift() | Conflicted():
             return REALITY_MOVED_ON
         case Denied(verdict=verdict):
-            return APPROVAL if verdict.because.rule in ("approval", "protected") else DENIED
+            return APPROVAL if verdict.because.rule in ("approval", "protected", "expect") else DENIED
         case _:
             return COULD_NOT_START
 

@@ -222,6 +222,7 @@ class PromoteOptions:
     caches: bool = False
     dry_run: bool = False
     capabilities: tuple[str, ...] = ()
+    expect: str | None = None
 
     @classmethod
     def read(cls, request: Request) -> PromoteOptions:
@@ -244,6 +245,7 @@ class PromoteOptions:
             request.has("--caches"),
             request.has("--dry-run"),
             request.values("--capability"),
+            request.value("--expect"),
         )
 
 
@@ -302,9 +304,8 @@ class PolicyVerbOptions:
                 commands = (tuple(rest),) if request.separated else tuple(("bash", "-c", line) for line in rest)
                 return cls("learn", commands, run, request.has("--add"))
             case _:
-                question = " ".join(request.words)
                 raise UsageError(
-                    f"policy takes explain, lint, schema, test COMMAND or learn COMMAND…, not {question!r}",
+                    f"policy takes explain, lint, schema, test COMMAND or learn COMMAND…, not {' '.join(request.words)!r}",
                     hint="see: agent-sandbox help policy",
                 )
 
@@ -513,8 +514,7 @@ def _approved(request: Request) -> frozenset[str]:
 
 
 def _seed(text: str | None) -> int:
-    if text is None:
-        return 0
+    text = "0" if text is None else text
     if not (text.isascii() and text.isdigit()) or len(text) > 20 or int(text) >= 1 << 64:
         raise UsageError(f"--seed takes a whole number from 0 to 2**64 - 1, not {text!r}", hint="for example --seed 7")
     return int(text)

@@ -13,20 +13,20 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 
-from agent_sandbox._fast.encoding import digest_of_form
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, field, replace
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.recover import Leaving, UnderWay, let_go, not_let_go
 from agent_sandbox.engine.repositories import CarriedRepositories, HistorySource, carry_history
 from agent_sandbox.errors import Conflicted, Drift, PolicyError, SandboxError, WorkspaceError
 from agent_sandbox.policy.action import Promote, Undo
+from agent_sandbox.policy.decide import Reason
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.paths import contains
 from agent_sandbox.workspace import protected
 from agent_sandbox.workspace.changes import Change, ChangeSet, Contents, Kind, place_of
 from agent_sandbox.workspace.diff.compare import MachineFiles
+from agent_sandbox.workspace.digests import ContentDigests, checked, digest_of
 from agent_sandbox.workspace.drift import MovedOn, judge
-from agent_sandbox.workspace.escape import visible
 from agent_sandbox.workspace.git.records import relative_meanings
 from agent_sandbox.workspace.git.repository import linked_repository
 from agent_sandbox.workspace.layers.history import Snapshot
@@ -208,6 +208,7 @@ class Wanted:
     approved: frozenset[str] = frozenset()  # the protected classes that were approved by name
     caches: bool = False  # also changes in caches
     plan: str = ""  # the digest of the plan whose changes are promoted; see `simulation`
+    expect: str | None = None  # the first digits of the digest that the changes must have
 
 
 @dataclass(frozen=True)
@@ -226,7 +227,10 @@ class PromotionProposal:
     pending: ChangeSet = ChangeSet()  # all unpromoted changes of the sandbox
     settled: tuple[str, ...] = ()  # chosen paths without a step: the real file is the same already, or stays as it is
     caches: tuple[str, ...] = ()  # caches below the root that are not promoted
+    already: ChangeSet = ChangeSet()  # the settled changes whose real file is the same already
+    hashes: ContentDigests = ContentDigests()  # of the content of `changes` and `already`
     history: CarriedRepositories = field(default_factory=CarriedRepositories, hash=False, compare=False)
+    records: ChangeSet = ChangeSet()  # the sandbox's own files of the repositories in `history`
     tree: str = ""  # the directory above the project and its repository, if the project is a linked worktree of another place
 
     def plan(self) -> Plan:
@@ -235,11 +239,50 @@ class PromotionProposal:
 
     @cached_property
     def _plan(self) -> Plan:
-        tree = self.tree or self.root
+        # With the digests that are shown: other content cannot be written.
+        tree, digests = self.tree or self.root, self.hashes.by_path()
         classes = {**self.classes, tree: self.classes.get(self.root, frozenset())}  # those of the whole set
-        result = plan(self.changes, self.expected, root=tree, classes=classes, approved=self.wanted.approved)
+        result = plan(self.changes, self.expected, root=tree, classes=classes, approved=self.wanted.approved, digests=digests)
         meanings, place = relative_meanings(self.history.meanings, tree), os.path.relpath(self.root, tree) if self.tree else ""
         return replace(result, refused=(*result.refused, *self.history.refused), meanings=meanings, place=place)
+
+    @property
+    def digest(self) -> str:
+        """The digest of everything that would be promoted, and of what is in reality already. "" if there is too much to promote.
+
+        For a repository it covers the sandbox's own files. What is written for them also depends on the real repository.
+        """
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
+        files = (change for change in self.changes if change.path not in self.history.changes)
+        records = ContentDigests(self.records, self.contents.sandbox)
+        if not self.hashes.complete or not records.complete:
+            return ""
+        return digest_of(ChangeSet((*files, *self.already, *self.records)), {**self.hashes.by_path(), **records.by_path()})
+
+    def narrowed(self, keep: Callable[[str], bool]) -> PromotionProposal:
+        """Return the proposal with only those of its changes whose path is kept, and the new directories that these lie in.
+
+        The sandbox's own files of a repository stay in the sandbox, unless everything of that repository is kept.
+        """
+        changes = self.changes.chosen(lambda change: keep(change.path))
+        paths = {change.path for change in changes}
+        whole = all(path in paths for path in self.history.changes)
+        history = self.history if any(path in paths for path in self.history.changes) else CarriedRepositories()
+        judged = protected_classes(changes.within(self.root), self.expected, self.contents, root=self.root)
+        return replace(
+            self,
+            changes=changes,
+            classes={**judged, **{path: kinds for path, kinds in history.classes.items() if path in paths}},
+            moved={path: each for path, each in self.moved.items() if path in paths},
+            merged=tuple(path for path in self.merged if path in paths),
+            settled=tuple(path for path in self.settled if keep(path) and (whole or path not in self.history.raw)),
+            already=ChangeSet(tuple(change for change in self.already if keep(change.path))),
+            history=history,
+            records=self.records if history is self.history else ChangeSet(),
+        )
 
     def protected(self) -> dict[str, tuple[str, ...]]:
         """Return the changed paths by protected class."""
@@ -255,7 +298,7 @@ class PromotionProposal:
 
     def action(self) -> Promote:
         """Return the action that the gate judges and the ledger records."""
-        digest = self.wanted.plan or digest_of_form([[_hex(change.path), change.kind.value, *_spelt(change)] for change in self.changes])
+        digest = self.wanted.plan or self.digest
         held = self.protected()
         approved = tuple(name for name in held if name in self.wanted.approved)
         return Promote(_text(self.root), digest, len(self.changes), tuple(held), approved, self.wanted.drift)
@@ -282,22 +325,18 @@ def proposed(stored: Stored, policy: Policy, wanted: Wanted, runtime: RuntimeOf)
         raise PolicyError(f"unknown drift mode: {wanted.drift!r}", hint=f"there are: {', '.join(_DRIFTED)}")
     if wanted.resolve is not None and (wanted.drift != "merge" or not (callable(wanted.resolve) or wanted.resolve in _WORDS)):
         raise PolicyError('resolve needs drift="merge", and one of these words or a function', hint=f"there are: {', '.join(_WORDS)}")
+    if wanted.expect is not None:
+        checked(wanted.expect)
     if unknown := wanted.approved - protected.CLASSES.keys():
         raise PolicyError(f"there is no protected class {min(unknown)!r}", hint=f"there are: {', '.join(sorted(protected.CLASSES))}")
     with stored.state.lock(command="promote"), stored.opened() as stack, ExitStack() as ends:
         everything, bases = stored.changes_in(stack, policy), stored.bases(stack)
         root = "/" if wanted.system else stored.state.project
-        project = stored.state.project
-        inside = everything.within(root)
-        noise = {change.path for change in inside if not wanted.caches and place_of(change.path, project) == "noise"}
-        caches = tuple(change.path for change in inside if change.path in noise and wanted.chosen(change))
-        asked_for = inside.chosen(lambda change: change.path not in noise and wanted.chosen(change))
+        asked_for, caches = selected(everything, stored.state.project, wanted)
         _refuse_twice(asked_for)
-        records = _records_elsewhere(everything, root)
-        source = history_source(stored, policy, ChangeSet((*inside, *records)), stack, runtime)
-        paths = {change.path for change in (*asked_for, *records.chosen(wanted.chosen))}
-        history = carry_history(source, lambda change: change.path in paths, ends)
+        history, records = history_of(stored, policy, everything, asked_for, wanted, stack, runtime, ends)
         chosen = ChangeSet(tuple(each for each in asked_for if each.path not in history.raw))
+        unsettled = chosen
         expected = look_at(root, chosen)
         hidden = {change.path for change in chosen if change.masks_real}  # hidden real files: there is no base to compare with
         verdicts = judge(chosen, bases, expected)
@@ -305,6 +344,8 @@ def proposed(stored: Stored, policy: Policy, wanted: Wanted, runtime: RuntimeOf)
         contents = Mixed(stack)
         chosen = ChangeSet(tuple(each for each in chosen if each.path not in moved or not is_so_already(each, moved[each.path], contents)))
         moved = {change.path: moved[change.path] for change in chosen if change.path in moved}
+        differing = {change.path for change in chosen}
+        already = ChangeSet(tuple(change for change in unsettled if change.path not in differing))
         merged: tuple[str, ...] = ()
         conflicts: tuple[Conflict, ...] = ()
         if moved and wanted.drift == "merge":
@@ -326,34 +367,54 @@ def proposed(stored: Stored, policy: Policy, wanted: Wanted, runtime: RuntimeOf)
         if tree:
             expected |= look_at(tree, chosen.outside(root))
         left = {change.path for change in chosen}
-        taken = {change.path for change in asked_for} | history.raw
-        settled = tuple(each.path for each in (*inside, *records) if each.path in taken and each.path not in left)
+        records_left = {change.path for change in records} - left
+        settled = (*(each.path for each in unsettled if each.path not in left), *sorted(records_left))
+        hashes = ContentDigests((*chosen, *already), contents)
         yield PromotionProposal(
-            *(root, chosen, contents, wanted, expected, classes, moved, merged, conflicts, everything, settled, caches, history, tree)
+            *(root, chosen, contents, wanted, expected, classes, moved, merged, conflicts, everything, settled, caches),
+            *(already, hashes, history, records, tree),
         )
 
 
-def _records_elsewhere(changes: ChangeSet, root: str) -> ChangeSet:
-    """Return the changes in the repository of a linked worktree, which lies outside the root; else none."""
+def selected(everything: ChangeSet, project: str, wanted: Wanted) -> tuple[ChangeSet, tuple[str, ...]]:
+    """Return the changes that a promotion would take, and the paths of caches that it would leave. A diff shows the same changes."""
+    inside = everything.within("/" if wanted.system else project)
+    noise = {change.path for change in inside if not wanted.caches and place_of(change.path, project) == "noise"}
+    caches = tuple(change.path for change in inside if change.path in noise and wanted.chosen(change))
+    return inside.chosen(lambda change: change.path not in noise and wanted.chosen(change)), caches
+
+
+def history_of(
+    stored: Stored,
+    policy: Policy,
+    everything: ChangeSet,
+    asked_for: ChangeSet,
+    wanted: Wanted,
+    contents: Contents,
+    runtime: RuntimeOf,
+    until_the_end: ExitStack,
+) -> tuple[CarriedRepositories, ChangeSet]:
+    """Return the history of repositories in a stored sandbox, and the sandbox's own files that it is made of.
+
+    `asked_for` are the changes that would be promoted. The repository of a linked worktree may lie outside the project.
+    """
+    project, root = stored.state.project, "/" if wanted.system else stored.state.project
     common = linked_repository(root) if root != "/" else ""
-    return changes.within(common) if common and not contains(root, common) else ChangeSet()
-
-
-def reviewed(source: HistorySource, until_the_end: ExitStack) -> tuple[ChangeSet, Mixed, tuple[str, ...]]:
-    """Return changes and contents as a promotion would write them, with the history of repositories, and sentences about that history."""
-    history = carry_history(source, _all, until_the_end)
-    contents = Mixed(source.contents)
-    for path, content in history.contents.items():
-        contents.put(path, content)
-    rest = (change for change in source.changes if change.path not in history.raw)
-    refused = (visible(f"git: {each.path}: {each.why}") for each in history.refused)
-    return ChangeSet((*rest, *history.changes.values())), contents, (*history.words, *refused)
-
-
-def history_source(stored: Stored, policy: Policy, changes: ChangeSet, contents: Contents, runtime: RuntimeOf) -> HistorySource:
-    """Return where the git history of a stored sandbox is read from."""
+    elsewhere = everything.within(common) if common and not contains(root, common) else ChangeSet()
+    paths = {change.path for change in (*asked_for, *elsewhere.chosen(wanted.chosen))}
     masks = tuple(mask.path for mask in policy.files.masks)
-    return HistorySource(stored.state.project, changes, contents, stored.bases(), stored.open_base, masks, runtime)
+    changes = ChangeSet((*everything.within(root), *elsewhere))
+    source = HistorySource(project, changes, contents, stored.bases(), stored.open_base, masks, runtime)
+    history = carry_history(source, lambda change: change.path in paths, until_the_end)
+    return history, ChangeSet(tuple(change for change in changes if change.path in history.raw))
+
+
+def with_history(changes: ChangeSet, contents: Contents, history: CarriedRepositories) -> tuple[ChangeSet, Mixed]:
+    """Return changes and contents as a promotion would write them: with the history in place of the sandbox's own files of repositories."""
+    mixed = Mixed(contents)
+    for path, content in history.contents.items():
+        mixed.put(path, content)
+    return ChangeSet((*(change for change in changes if change.path not in history.raw), *history.changes.values())), mixed
 
 
 _GONE = "the directory that it lies in has gone in reality"
@@ -394,6 +455,15 @@ def _answered(history: CarriedRepositories, wanted: Wanted) -> tuple[Conflict, .
     return tuple(conflicts)
 
 
+def refuse_unexpected(proposal: PromotionProposal, gate: Gate) -> None:
+    """Raise `Denied`, and record the refusal, if the changes do not have the digest that is expected of them."""
+    expected = proposal.wanted.expect
+    if expected is not None and not proposal.digest.startswith(checked(expected)):
+        digest = proposal.digest or "none: there is too much content"
+        why = f"the digest of the changes is {digest}, and {expected} was expected; nothing was changed"
+        gate.refuse(proposal.action(), Reason("expect", why, "look at the changes again: agent-sandbox diff"))
+
+
 def _refuse_twice(changes: ChangeSet) -> None:
     """Raise `PolicyError` for a path with two changes: runs with different file rules may have changed the path in different layers."""
     seen: set[str] = set()
@@ -415,6 +485,7 @@ def carry_out(proposal: PromotionProposal, stored: Stored, gate: Gate, *, detail
     """
     refuse_impossible(proposal.plan())  # first: neither merging nor forcing removes these obstacles
     _refuse_moved(proposal)
+    refuse_unexpected(proposal, gate)
     return _done(
         stored,
         gate,
@@ -509,15 +580,6 @@ def _holder(what: str) -> Holder:
 
 def _facts(done: Promotion) -> dict[str, str | int]:
     return {"promotion": done.number, "undoes": done.undoes, "bytes": done.bytes, "content_sha256": done.digest, **done.counts}
-
-
-def _spelt(change: Change) -> list[str | int]:
-    node = change.after
-    return [] if node is None else [node.type.value, node.mode, node.size, _hex(node.target)]
-
-
-def _hex(path: str) -> str:
-    return os.fsencode(path).hex()
 
 
 def _text(path: str) -> str:

@@ -70,6 +70,10 @@ class CarriedRepositories:
     directories: list[str] = field(default_factory=list)  # to be made for references and logs
     meanings: dict[str, Meaning] = field(default_factory=dict)
 
+    def sentences(self) -> tuple[str, ...]:
+        """Return what is carried over and what cannot be, in sentences for people."""
+        return (*self.words, *(visible(f"git: {each.path}: {each.why}") for each in self.refused))
+
     def prepare(self, root: str) -> None:
         """Write all new objects to the real repositories below a root, and make directories for references. Raises `WorkspaceError`.
 

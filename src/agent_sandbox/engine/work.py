@@ -70,10 +70,17 @@ class Work:
     def text(self) -> str:
         """Return the details of this work as text for an approver. The action itself holds no source, and only the names of variables.
 
-        Variables and input matter as much as the source. They may be secret, so the text has only their digest, which differs for other
-        values. Input from a terminal or a pipe is not known yet.
+        Variables and input matter as much as the source. Variables that name programs or paths are shown with their values. The others may
+        be secret, so the text has a digest of them all, which differs for other values. Input from a terminal or a pipe is not known yet.
         """
+        from agent_sandbox.policy.variables import shown_variables  # few runs are asked about
+        from agent_sandbox.workspace.escape import visible
+
         lines = [self.what.source, *map(repr, self.what.arguments)] if isinstance(self.what, Code) else []
+        # Escaped here: a line end in a value must not begin a line that looks like ours.
+        named = [f"  {visible(name)}={visible(value)}" for name, value in shown_variables(self.env)]
+        if named:
+            lines += [f"given: {len(named):,} of {len(self.env):,} variables, which name programs or paths:", *named]
         given = as_json([sorted(self.env.items()), self.stdin.hex() if isinstance(self.stdin, bytes) else ""])
         return "\n".join((*lines, f"given: variables and input with the digest {sha256(given.encode('ascii')).hexdigest()}"))
 

@@ -8,6 +8,7 @@
     <state>/sandboxes/<id>/bases/           the real entries when a layer first covered their path: see `originals`
     <state>/sandboxes/<id>/names            the names in the project when the clone was made: see `clone_inventory`
     <state>/sandboxes/<id>/reads/           the files that watched runs opened: see `read_tracking`
+    <state>/sandboxes/<id>/shown.json       the state that a person was last shown: see `review_mark`
     <state>/promotions/<id>/                promotions to its project, which outlive a reset: see `promotion`
     <state>/locks/<id>                      its lock and holder; apart, because a reset moves the sandbox away while it is locked
     <state>/plans/                          plans of simulations, for an hour: see `saved_plans`

@@ -6,6 +6,7 @@ import os
 import random
 import sys
 from collections import Counter
+from hashlib import sha256
 from types import FrameType
 from typing import Any
 
@@ -18,6 +19,7 @@ from agent_sandbox.workspace.changes import Change, ChangeSet, Kind
 from agent_sandbox.workspace.diff import compare as compare_module
 from agent_sandbox.workspace.diff.compare import DEFAULT, DiffLimits, Effort, Preview, Window, read_window
 from agent_sandbox.workspace.diff.formats import ADDED, REMOVED, SAME, Row, decoded, measured, side_by_side, summary, unified
+from agent_sandbox.workspace.digests import content_digest
 from agent_sandbox.workspace.merge import text as text_module
 from agent_sandbox.workspace.merge.text import split_lines
 from agent_sandbox.workspace.nodes import EntryType, Node
@@ -128,8 +130,28 @@ def test_numbers_stand_before_the_name_and_bars_share_a_scale() -> None:
 def test_a_binary_is_told_by_size_sort_and_where_it_differs() -> None:
     png = b"\x89PNG\r\n\x1a\n\0\0\0\x0d"
     lines = [row.plain for row in unified(preview_of(png + b"\0" * 20, png + b"\0" * 7 + b"\1" * 9))]
-    assert lines[-1] == "Binary contents differ: 32 bytes of PNG image → 28 bytes of PNG image, first at byte 19"
+    assert lines[-2:] == [
+        "Binary contents differ: 32 bytes of PNG image → 28 bytes of PNG image, first at byte 19",
+        f"new content: 28 bytes, sha256 {sha256(png + bytes(7) + bytes([1] * 9)).hexdigest()}",
+    ]
     assert preview_of(None, b"\x7fELF\0\0\xff\xff").binary == compare_module.Binary(None, 8, "", "ELF program", None)
+
+
+def test_only_so_much_is_hashed_for_all_files_together_and_what_is_not_says_so() -> None:
+    effort, binary = Effort(hashed=300), b"\0\xff" * 100
+    lines = [[row.plain for row in unified(preview_of(None, binary, effort=effort))][-1] for _ in range(2)]
+    assert lines == [
+        f"new content: 200 bytes, sha256 {sha256(binary).hexdigest()}",
+        "new content: 200 bytes, not hashed: it cannot be read, or is too large for a diff",
+    ]
+
+
+def test_a_file_that_grows_while_it_is_hashed_has_no_digest() -> None:
+    sides = InMemory(b"", b"\0" * 5000)
+    change = Change("/f", Kind.ADDED, None, Node(EntryType.FILE, 0o644, 0, 0, 5000))
+    assert content_digest(change, sides) == sha256(bytes(5000)).hexdigest()
+    with pytest.raises(OSError, match="has changed"):
+        content_digest(replace(change, after=Node(EntryType.FILE, 0o644, 0, 0, 4999)), sides)
 
 
 def test_a_line_in_a_huge_file_is_shown_by_its_number_and_neither_side_is_kept_whole() -> None:
@@ -215,7 +237,10 @@ def test_a_file_of_a_terabyte_is_told_by_its_size_and_where_it_differs() -> None
 
 def test_an_old_side_that_is_too_large_is_said_to_go_and_not_shown_in_part() -> None:
     preview = preview_of(b"old\n" * 100, b"new\n", DiffLimits(bytes=50))
-    assert [row.plain for row in unified(preview)][-1] == "old: 400 bytes from line 1 on are replaced or go away: too much to show"
+    assert [row.plain for row in unified(preview)][-2:] == [
+        "old: 400 bytes from line 1 on are replaced or go away: too much to show",
+        f"new content: 4 bytes, sha256 {sha256(b'new' + bytes([10])).hexdigest()}",
+    ]
     assert preview.edits == ()
 
 
@@ -272,7 +297,8 @@ def test_a_line_of_many_megabytes_is_shown_whole_where_it_goes_and_cut_where_it_
     rows = list(unified(preview_of(b"x" * 3_000_000 + b"\n", b"y" * 3_000_000 + b"\n")))
     by_kind = {cell.kind: len(cell.text) for row in rows for cell in row.cells}
     assert (by_kind[REMOVED], by_kind[ADDED]) == (3_000_000, 2_000)
-    assert "2,998,000 more characters" in rows[-1].plain
+    assert "2,998,000 more characters" in rows[-2].plain
+    assert rows[-1].plain == f"new content: 3,000,001 bytes, sha256 {sha256(b'y' * 3_000_000 + bytes([10])).hexdigest()}"
 
 
 def test_differing_words_are_marked_and_the_text_is_the_same_with_and_without() -> None:

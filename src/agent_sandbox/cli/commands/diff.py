@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from shlex import join
 from typing import Literal
 
 from agent_sandbox._fast.values import dataclass, replace
@@ -14,17 +16,20 @@ from agent_sandbox.cli.context import current_and_whole, policy_of
 from agent_sandbox.cli.execute import COULD_NOT_START, code_of, perform, refusal, say_how_it_ended
 from agent_sandbox.cli.options import CommandOptions, ShowOptions
 from agent_sandbox.cli.render import pager
-from agent_sandbox.cli.render.changes import ShownChange, check_patterns, gather, refuse_on_a_terminal, show
-from agent_sandbox.cli.render.messages import Console, remark, shown
+from agent_sandbox.cli.render.changes import ShownChange, check_patterns, choice_of, gather, refuse_on_a_terminal, show
+from agent_sandbox.cli.render.colours import Painter
+from agent_sandbox.cli.render.messages import Console, Style, remark, shown
 from agent_sandbox.cli.results import OMITTED, Omitted, PathName, VerbResult
-from agent_sandbox.engine.promote import history_source, reviewed
-from agent_sandbox.engine.repositories import HistorySource
+from agent_sandbox.engine.promote import Wanted, with_history
+from agent_sandbox.engine.repositories import HistorySource, carry_history
+from agent_sandbox.engine.review import reviewed
 from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.work import Command, Outcome, Work
 from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.runtime.base import ExitReason
 from agent_sandbox.workspace.changes import ChangeSet, Contents
-from agent_sandbox.workspace.diff.compare import Formerly
+from agent_sandbox.workspace.diff.formats import HEADING, WARNING, Row, ours
+from agent_sandbox.workspace.digests import PRINTED
 from agent_sandbox.workspace.project import Project
 from agent_sandbox.workspace.reality import Base
 from agent_sandbox.workspace.stored_sandbox import Stored
@@ -58,6 +63,8 @@ class DiffResult(VerbResult):
     sandbox: str | None
     changes: tuple[ShownChange, ...] = ()
     git: tuple[str, ...] = ()
+    digest: str | Omitted = OMITTED  # of the changes that a promotion would take
+    no_digest: str | Omitted = OMITTED  # the reason why there is none
     run: DiffRun | Omitted = OMITTED
     problem: Literal["incomplete", "unlisted"] | Omitted = OMITTED
 
@@ -79,20 +86,38 @@ def diff(options: CommandOptions, console: Console) -> VerbResult:
     if options.diff:
         return perform(options, Command(options.command), console, stdin=0)
     sandbox = current_and_whole(options.project, options.policy)
-    stored = Stored(sandbox.state)
-    result = DiffResult(PathName(sandbox.project.path), sandbox.state.id)
-    with stored.opened() as layers, ExitStack() as ends:
-        policy = policy_of(options.policy, sandbox.project)
-        changes = stored.changes_in(layers, policy)
-        changes, contents, words = reviewed(history_source(stored, policy, changes, layers, here().process), ends)
-        result = replace(result, git=words)
-        former = Formerly(bases=stored.bases(), open_base=stored.open_base)
-        material = gather(options.show, sandbox.project.path, changes, contents, former)
-        with pager.output(paged=options.show.pager) as write:  # a reader who quits early is no failure
-            _begin(options.show, write, result)
-            result = result if show(options.show, material, write, console, words) else replace(result, problem="incomplete")
-            _end(options.show, write, result)
+    view, project = options.show, sandbox.project.path
+    result = DiffResult(PathName(project), sandbox.state.id)
+    wanted = Wanted(choice_of(view.only, project), system=view.everything, caches=view.everything)
+    hashed = view.form not in ("name-only", "patch")
+    stored, policy = Stored(sandbox.state), policy_of(options.policy, sandbox.project)
+    with reviewed(stored, policy, wanted, here().process, hashed=hashed) as review:
+        result = replace(result, git=review.words)
+        material = gather(view, project, review.everything, review.contents, review.former, review.digests)
+        with pager.output(paged=view.pager) as write:  # a reader who quits early is no failure
+            _begin(view, write, result)
+            result = result if show(view, material, write, console, review.words) else replace(result, problem="incomplete")
+            digest, why_not = review.digest()
+            result = replace(result, digest=digest or OMITTED, no_digest=why_not or OMITTED)
+            if hashed and view.form != "json":
+                for row in _promoting(options, digest, why_not):
+                    write(f"{Painter(Style.of_stdout().colours).line(row)}\n".encode())
+                if not view.only and os.isatty(1):  # otherwise a program may be the only reader
+                    review.remember()
+            _end(view, write, result)
     return result
+
+
+def _promoting(options: CommandOptions, digest: str, why_not: str) -> Iterator[Row]:
+    """Yield the line with the command that promotes exactly what was shown, or with the reason why there is none."""
+    if digest:
+        where = ("--project", options.project) if options.project is not None else ()
+        only = (word for pattern in options.show.only for word in ("--only", pattern))
+        scope = ("--caches", "--system") if options.show.everything else ()
+        command = join(("agent-sandbox", "promote", *where, *scope, *only, "--expect", digest[:PRINTED]))
+        yield ours(HEADING, f"# Promote exactly this: {command}")
+    elif why_not:
+        yield ours(WARNING, f"# No digest to promote exactly this: {why_not}")
 
 
 def diff_of(options: CommandOptions, session: Session, work: Work, project: Project, console: Console) -> DiffResult:
@@ -108,9 +133,10 @@ def diff_of(options: CommandOptions, session: Session, work: Work, project: Proj
             masks = [mask.path for mask in session.policy.files.masks]
             with ExitStack() as ends:
                 source = HistorySource(project.path, changes, contents, None, _no_base, masks, here().process)
-                changes, contents, words = reviewed(source, ends)
-                said.extend(words)
-                shows.append(show(options.show, gather(options.show, project.path, changes, contents), spool.write, console, words))
+                history = carry_history(source, lambda change: True, ends)
+                said.extend(history.sentences())
+                changes, contents = with_history(changes, contents, history)
+                shows.append(show(options.show, gather(options.show, project.path, changes, contents), spool.write, console, said))
 
         with forwarding() as forward:
             output = EscapedOutput(aside=True)

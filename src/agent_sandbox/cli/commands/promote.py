@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from shlex import split
 
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.assembly import here
 from agent_sandbox.cli.context import ProjectSandbox, current, gate_for, policy_of, recover
 from agent_sandbox.cli.options import PromoteOptions, ShowOptions
-from agent_sandbox.cli.render.changes import check_patterns, gather, rows, show
+from agent_sandbox.cli.render import pager
+from agent_sandbox.cli.render.changes import check_patterns, gather, show
 from agent_sandbox.cli.render.colours import Painter
-from agent_sandbox.cli.render.messages import Console, counted, remark, reset_terminal, say, shown
+from agent_sandbox.cli.render.messages import Console, Style, counted, remark, reset_terminal, say, shown
 from agent_sandbox.cli.results import OMITTED, DeclinedResult, Omitted, PathFacts, PathName, PathReason, PromotionFacts, VerbResult
 from agent_sandbox.engine.gate import Gate
-from agent_sandbox.engine.promote import CarriedOver, PromotionProposal, Wanted, carry_out, proposed, take_back
-from agent_sandbox.policy.paths import covering
-from agent_sandbox.workspace.changes import Change
-from agent_sandbox.workspace.diff.formats import HEADING, ours
+from agent_sandbox.engine.promote import CarriedOver, PromotionProposal, Wanted, carry_out, proposed, refuse_unexpected, take_back
+from agent_sandbox.engine.review import diff_for_approver, rows_for_approver
+from agent_sandbox.errors import PolicyError
+from agent_sandbox.policy.paths import ancestors, covering
+from agent_sandbox.workspace.changes import Change, Kind
+from agent_sandbox.workspace.diff.formats import LETTERS
+from agent_sandbox.workspace.digests import PRINTED
+from agent_sandbox.workspace.nodes import EntryType
 from agent_sandbox.workspace.promotion.undo import last
-from agent_sandbox.workspace.protected import CLASSES
+from agent_sandbox.workspace.protected import BULK, CLASSES
+from agent_sandbox.workspace.review_mark import ReviewMark
 from agent_sandbox.workspace.stored_sandbox import Stored
 
 if TYPE_CHECKING:
@@ -30,7 +38,6 @@ if TYPE_CHECKING:
 
 NOT_APPROVED = 3
 NEEDS_YES = "needs --yes (and --approve KIND for each protected kind)"
-_COLUMNS = 120  # of a diff in a question
 _LISTED = 10  # paths under one heading; --json has all
 
 
@@ -52,6 +59,9 @@ class PromoteResult(VerbResult):
     refused: tuple[PathReason, ...]
     protected: dict[str, tuple[PathFacts, ...]]
     git: tuple[str, ...]
+    caches: tuple[PathFacts, ...]  # left in the sandbox
+    digest: str | None  # of the changes, for --expect; None if they cannot be promoted
+    since: str | None  # what changed the sandbox since a person was last shown its changes
     outcome: Literal["promoted", "nothing-to-do", "dry-run", "not-approved"]
 
     @property
@@ -111,27 +121,28 @@ def _promote(
 ) -> PromoteResult:
     with proposed(stored, gate.policy, wanted, here().process) as proposal:
         plan = proposal.plan()
+        mark, shown_before = ReviewMark.of(stored.state), ReviewMark.recall(stored.state)
+        since = mark.since(shown_before) if shown_before is not None else ""
         if console.shows:
             _show(proposal, plan, sandbox.project.path, console)
+            if since and options.expect is None:
+                remark(f"{since} since its changes were last shown (see all of them: agent-sandbox diff)")
+            if os.isatty(1):  # otherwise a program may be the only reader
+                mark.remember(stored.state)
+        refuse_unexpected(proposal, gate)
         if not proposal.changes and not proposal.settled:
-            return _result(proposal, plan, "nothing-to-do", _nothing(proposal))
+            return _result(proposal, plan, since, "nothing-to-do", _nothing(proposal))
         if options.dry_run:
-            return _result(proposal, plan, "dry-run", "not promoted: this was a rehearsal (--dry-run)")
-        agreed = agreement(proposal, plan, console, yes=options.yes)
+            return _result(proposal, plan, since, "dry-run", "not promoted: this was a rehearsal (--dry-run)")
+        agreed = agreement(proposal, console, yes=options.yes, project=sandbox.project.path)
         if agreed is None:
-            return _result(proposal, plan, "not-approved", f"not promoted: {NEEDS_YES}")
-        done = carry_out(agreed, stored, gate, details=lambda: whole_diff(agreed))
+            return _result(proposal, plan, since, "not-approved", f"not promoted: {NEEDS_YES}")
+        done = carry_out(agreed, stored, gate, details=lambda: diff_for_approver(agreed))
+        if console.shows and os.isatty(1):  # the layers are other ones now, and hold nothing that was not shown before
+            ReviewMark.of(stored.state).remember(stored.state)
     if done.note:
         remark(done.note)
-    return replace(_result(agreed, plan, "promoted", None), done=promotion_facts(done))
-
-
-def whole_diff(proposal: PromotionProposal) -> str:
-    """Return the complete diff of a promotion, for the person who has to approve it."""
-    whole, plain = ShowOptions(everything=True), Painter(False)
-    material = gather(whole, proposal.root, proposal.changes, proposal.contents)
-    history = (ours(HEADING, f"# {words}") for words in proposal.history.words)
-    return "\n".join(plain.line(row) for row in (*history, *rows(whole, material, columns=_COLUMNS, words=False)))
+    return replace(_result(agreed, agreed.plan(), since, "promoted", None), done=promotion_facts(done))
 
 
 def undo(options: PromoteOptions, console: Console) -> VerbResult:
@@ -173,7 +184,7 @@ def _wanted(options: PromoteOptions, project: str) -> Wanted:
     def chosen(change: Change) -> bool:
         return (not inside or covered(change.path)) and not skipped(change.path)
 
-    return Wanted(chosen, options.policy.system, options.drift, options.resolve, options.approved, options.caches)
+    return Wanted(chosen, options.policy.system, options.drift, options.resolve, options.approved, options.caches, expect=options.expect)
 
 
 def _show(proposal: PromotionProposal, plan: Plan, project: str, console: Console) -> None:
@@ -181,9 +192,11 @@ def _show(proposal: PromotionProposal, plan: Plan, project: str, console: Consol
     summary = ShowOptions(form="stat", everything=True)
     if proposal.changes:
         reset_terminal()
-        material = gather(summary, proposal.root, proposal.changes, proposal.contents)
+        material = gather(summary, proposal.root, proposal.changes, proposal.contents, digests=proposal.hashes.by_path())
         show(summary, material, sys.stdout.buffer.write, console, proposal.history.words)
         sys.stdout.flush()
+        if proposal.digest and not plan.refused:
+            say(f"digest of these changes: {proposal.digest[:PRINTED]} (--expect)")
     if outside := sum(change.path not in proposal.history.raw for change in proposal.pending.outside(proposal.root)):
         console.note(f"{counted(outside, 'change')} outside the project {'stays' if outside == 1 else 'stay'} in the sandbox (--system)")
     if caches := len(proposal.caches):
@@ -215,27 +228,131 @@ def _list(heading: str, lines: Iterable[str], project: str) -> None:
         say(f"  and {counted(len(every) - _LISTED, 'more', 'more')} (--json has all)")
 
 
-def agreement(proposal: PromotionProposal, plan: Plan, console: Console, *, yes: bool) -> PromotionProposal | None:
-    """Return the proposal, with the protected kinds that the user approved. Return None if the user said no or cannot be asked.
+def agreement(proposal: PromotionProposal, console: Console, *, yes: bool, project: str | None) -> PromotionProposal | None:
+    """Return the proposal, with the changes and protected kinds that the user approved. Return None if the user said no or cannot be asked.
 
     `yes` approves everything except protected kinds. A promotion that must fail is returned without a question; carrying it out raises the
-    reason.
+    reason. With a `project`, the user may leave out changes; without one, it is all or nothing.
     """
-    asking = console.asks
-    if proposal.conflicts or plan.refused or (proposal.moved and proposal.wanted.drift == "refuse"):
+    if proposal.conflicts or proposal.plan().refused or (proposal.moved and proposal.wanted.drift == "refuse"):
         return proposal
-    missing = [name for name in proposal.protected() if name not in proposal.wanted.approved]
-    if asking:
-        missing = [name for name in missing if not console.says_yes(f"Promote changes of the protected kind {name!r}?")]
-        proposal = proposal.approving(frozenset(proposal.protected()) - frozenset(missing))
-    if missing:
-        return None if asking else proposal  # the gate refuses the proposal, and names the protected kind
-    question = f"Promote {counted(len(proposal.changes), 'change')} to {shown(proposal.root)}?"
-    return proposal if yes or (asking and console.says_yes(question)) else None
+    if not console.asks:
+        missing = frozenset(proposal.protected()) - proposal.wanted.approved
+        return proposal if missing or yes else None  # the gate refuses a proposal with a missing kind, and names it
+    while (agreed := _with_approved_kinds(proposal, console, whole=project is None)) is not None:
+        if yes:
+            return agreed
+        answer = _ask(agreed, console, selects=project is not None and agreed.wanted.expect is None)
+        if answer == "yes":
+            return agreed
+        chosen = select(agreed, project, console) if answer == "select" and project is not None else None
+        if chosen is None or project is None:
+            return None
+        proposal = chosen
+        _show(proposal, proposal.plan(), project, console)
+    return None
+
+
+def _ask(proposal: PromotionProposal, console: Console, *, selects: bool) -> Literal["yes", "no", "select"]:
+    """Ask whether to promote. Enter is no. The diff is shown as often as it is asked for."""
+    choices = "[y]es [n]o [d]iff [s]elect files" if selects else "[y]es [n]o [d]iff"
+    question = f"Promote {counted(len(proposal.changes), 'change')} to {shown(proposal.root)}? {choices} "
+    while (answer := console.answer(question)) in ("d", "diff"):
+        _page(proposal)
+    return "yes" if answer in ("y", "yes") else "select" if selects and answer in ("s", "select") else "no"
+
+
+def _page(proposal: PromotionProposal) -> None:
+    """Show the whole diff of a proposal in the pager."""
+    reset_terminal()
+    painter = Painter(Style.of_stdout().colours)
+    with pager.output() as write:
+        for row in rows_for_approver(proposal):
+            write(f"{painter.line(row)}\n".encode())
+
+
+def _with_approved_kinds(proposal: PromotionProposal, console: Console, *, whole: bool) -> PromotionProposal | None:
+    """Ask about each protected kind, and leave out the changes of those that are refused. None if nothing is left, or if `whole`."""
+    refused: set[str] = set()
+    while missing := [name for name in proposal.protected() if name not in proposal.wanted.approved]:
+        for name in missing:
+            if name not in refused and console.says_yes(f"Promote changes of the protected kind {name!r}?"):
+                proposal = proposal.approving(frozenset({name}))
+            else:
+                refused.add(name)
+        narrower = leave_out(proposal, refused) if refused else proposal
+        if narrower is not proposal and (whole or not (narrower.changes or narrower.settled)):
+            return None
+        if left_out := len(proposal.changes) - len(narrower.changes):
+            kinds = ", ".join(map(repr, sorted(refused)))
+            remark(f"left out: {counted(left_out, 'change')} of the protected {'kind' if len(refused) == 1 else 'kinds'} {kinds}")
+        proposal = narrower
+    return proposal
+
+
+def leave_out(proposal: PromotionProposal, kinds: Collection[str]) -> PromotionProposal:
+    """Return the proposal without the changes of these protected kinds.
+
+    What lies in a new directory of such a kind is left out with it, and so is a new directory that would be empty then. Too many deletions
+    are a kind of the whole set: then all deletions are left out.
+    """
+    changes = proposal.changes
+    new = {change.path for change in changes if change.kind in (Kind.ADDED, Kind.RETYPED) and _is_directory(change)}
+    holding = {above for change in changes for above in ancestors(change.path)[1:]}
+    out = {path for name, paths in proposal.protected().items() if name in kinds and name != BULK for path in paths}
+    if BULK in kinds:
+        out |= {change.path for change in changes if change.after is None or change.inside}
+    out |= {change.path for change in changes if any(above in out and above in new for above in ancestors(change.path)[1:])}
+    leaves = [change.path for change in changes if change.path not in new or change.path not in holding]
+    needed = {above for path in leaves if path not in out for above in ancestors(path)[1:]}
+    empty = {above for path in out for above in ancestors(path)[1:] if above in new} - needed
+    return proposal.narrowed(lambda path: path not in out and path not in empty)
+
+
+def _is_directory(change: Change) -> bool:
+    return change.after is not None and change.after.type is EntryType.DIRECTORY
+
+
+def select(proposal: PromotionProposal, project: str, console: Console) -> PromotionProposal | None:
+    """Ask which files to promote: by patterns, or one by one. None if none are chosen."""
+    while True:
+        typed = console.answer("Files to promote, as patterns (Enter: ask about each): ", exactly=True)
+        try:
+            patterns = tuple(split(typed))
+            covered = covering(patterns, project=project, home=here().host.home)
+        except (PolicyError, ValueError) as error:
+            remark(error.message if isinstance(error, PolicyError) else str(error))
+            continue
+        break
+    narrower = proposal.narrowed(covered if patterns else _chosen_one_by_one(proposal, project, console).__contains__)
+    if not narrower.changes and not narrower.settled:
+        remark("no changes were chosen")
+        return None
+    return narrower
+
+
+def _chosen_one_by_one(proposal: PromotionProposal, project: str, console: Console) -> set[str]:
+    """Ask about each change, except directories made for others, which come with these. Anything but a yes is a no."""
+    chosen: set[str] = set(proposal.settled)
+    holding = {above for change in proposal.changes for above in ancestors(change.path)}
+    for change in proposal.changes:
+        if change.path in holding and change.before is None and _is_directory(change):
+            continue
+        name = shown(change.path.removeprefix(project.rstrip("/") + "/"))
+        answer = console.answer(f"{LETTERS[change.kind]} {name}? [y]es [n]o [q]uit, no to all others ")
+        if answer in ("q", "quit"):
+            break
+        if answer in ("y", "yes"):
+            chosen.add(change.path)
+    return chosen
 
 
 def _result(
-    proposal: PromotionProposal, plan: Plan, outcome: Literal["promoted", "nothing-to-do", "dry-run", "not-approved"], why_not: str | None
+    proposal: PromotionProposal,
+    plan: Plan,
+    since: str,
+    outcome: Literal["promoted", "nothing-to-do", "dry-run", "not-approved"],
+    why_not: str | None,
 ) -> PromoteResult:
     return PromoteResult(
         PathName(proposal.root),
@@ -250,6 +367,9 @@ def _result(
         tuple(PathReason(PathName(each.path), each.why) for each in plan.refused),
         {name: _paths(paths) for name, paths in proposal.protected().items()},
         tuple(proposal.history.words),
+        _paths(proposal.caches),
+        None if plan.refused else proposal.digest or None,
+        since or None,
         outcome,
     )
 

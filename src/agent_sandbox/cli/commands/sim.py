@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from agent_sandbox._fast.values import dataclass, replace
 from agent_sandbox.assembly import here
 from agent_sandbox.cli.caller import EscapedOutput, forwarding
-from agent_sandbox.cli.commands.promote import NEEDS_YES, NOT_APPROVED, agreement, promotion_facts, whole_diff
+from agent_sandbox.cli.commands.promote import NEEDS_YES, NOT_APPROVED, agreement, promotion_facts
 from agent_sandbox.cli.context import current_and_whole, gate_for, policy_of, project_of, recover
 from agent_sandbox.cli.execute import code_of, refusal, say_how_it_ended
 from agent_sandbox.cli.options import CarryOutOptions, CommandOptions, PolicyOptions, ShowOptions
@@ -32,6 +32,7 @@ from agent_sandbox.cli.render.effects import (
 from agent_sandbox.cli.render.messages import Console, Style, counted, remark, reset_terminal, shown
 from agent_sandbox.cli.results import OMITTED, Omitted, PathFacts, PathName, PromotionFacts, VerbResult
 from agent_sandbox.engine.gate import Gate
+from agent_sandbox.engine.review import diff_for_approver
 from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.simulation.apply import Ready, carry, kept_plans, opened
 from agent_sandbox.engine.simulation.plan import EffectPlan
@@ -222,10 +223,10 @@ def _carry_out(options: CarryOutOptions, digest: str, store: Store, ends: ExitSt
     ) as ready:
         if console.shows and not console.quiet:
             _show(options, ready, console)
-        agreed = agreement(ready.proposal, ready.proposal.plan(), console, yes=options.yes)
+        agreed = agreement(ready.proposal, console, yes=options.yes, project=None)
         if agreed is None:
             return _result(ready, f"not carried out: {NEEDS_YES}")
-        done = carry(ready, agreed, plans, gates[0], details=lambda: whole_diff(agreed))
+        done = carry(ready, agreed, plans, gates[0], details=lambda: diff_for_approver(agreed))
     if done.note:
         remark(done.note)
     return replace(_result(ready, None), done=promotion_facts(done), changes=len(agreed.changes))

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal
 
-from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.assembly import here
 from agent_sandbox.cli.context import SortedChanges, sort
 from agent_sandbox.cli.options import ShowOptions
@@ -66,12 +66,13 @@ class Material:
     everything: bool
     limits: DiffLimits
     effort: Effort
+    digests: Mapping[str, str]  # of new content, as far as they are known, by path
 
     def preview(self, change: Change) -> Preview:
         """Compare the old and new content of a change. For a path that was renamed, give the new path instead."""
         if change.kind is Kind.DELETED and change.path in self.renamed:
             return Preview(change, (*facts(change), f"renamed to {named(self.renamed[change.path])}"))
-        return compare(change, self.contents, self.former, limits=self.limits, effort=self.effort)
+        return compare(change, self.contents, self.former, limits=self.limits, effort=self.effort, digests=self.digests)
 
     def one_by_one(self, change: Change) -> tuple[Change, ...]:
         """Return a change and, for a removed directory, the changes of the entries below it."""
@@ -83,27 +84,43 @@ class Material:
         return change.path.removeprefix(inside) if change.path.startswith(inside) else change.path
 
 
-def gather(show: ShowOptions, project: str, changes: ChangeSet, contents: Contents, former: FormerContents | None = None) -> Material:
-    """Select the changes to show with these options. `former` supplies their old content; without it, the machine's present files do."""
+def gather(
+    show: ShowOptions,
+    project: str,
+    changes: ChangeSet,
+    contents: Contents,
+    former: FormerContents | None = None,
+    digests: Mapping[str, str] | None = None,
+) -> Material:
+    """Select the changes to show with these options. `former` supplies their old content; without it, the machine's present files do.
+
+    A rename is shown as one only if both of its paths are shown in full: the other half would not be promoted.
+    """
     everything = show.everything
-    chosen = pair_renames(only(changes, show.only, project))
-    limits = EVERYTHING if everything else DEFAULT
-    machine = MachineFiles()
-    renamed = {change.renamed_from: change.path for change in chosen if change.renamed_from}
-    return Material(project, sort(chosen, project), contents, former or machine, renamed, machine, everything, limits, Effort())
+    covered = choice_of(show.only, project)
+    # A file is promoted with the new directories that it lies in. A list of names has the names that were asked for.
+    chosen = ChangeSet(tuple(filter(covered, changes))) if show.form == "name-only" else changes.chosen(covered)
+    files = sort(pair_renames(chosen), project)
+    if not everything:
+        files = replace(files, project=pair_renames(ChangeSet(files.project)).changes)
+    in_full = (*files.project, *files.elsewhere, *files.noise) if everything else files.project
+    renamed = {change.renamed_from: change.path for change in in_full if change.renamed_from}
+    limits, machine = EVERYTHING if everything else DEFAULT, MachineFiles()
+    return Material(project, files, contents, former or machine, renamed, machine, everything, limits, Effort(), digests or {})
 
 
-def only(changes: ChangeSet, patterns: tuple[str, ...], project: str) -> ChangeSet:
-    """Return the changes that match one of the patterns; all changes without patterns. Raises `PolicyError` for an invalid pattern."""
-    if not patterns:
-        return changes
+def choice_of(patterns: tuple[str, ...], project: str) -> Callable[[Change], bool]:
+    """Return a function that tells whether a change matches one of the patterns. Without patterns every change does.
+
+    Raises `PolicyError` for an invalid pattern.
+    """
     covered = covering(patterns, project=project, home=here().host.home)
-    return ChangeSet(tuple(change for change in changes if covered(change.path)))
+    return lambda change: not patterns or covered(change.path)
 
 
 def check_patterns(patterns: tuple[str, ...]) -> None:
     """Raise `PolicyError` for an invalid pattern, before anything is run or read."""
-    only(ChangeSet(), patterns, "/")
+    choice_of(patterns, "/")
 
 
 def show(options: ShowOptions, material: Material, write: Callable[[bytes], object], console: Console, history: Iterable[str] = ()) -> bool:
@@ -275,6 +292,7 @@ class ContentFacts:
     binary: BinaryFacts | Omitted | None = OMITTED
     more_bytes: int | Omitted = OMITTED
     unshown: tuple[str, ...] | Omitted = OMITTED
+    content_sha256: str | Omitted = OMITTED  # of the whole new content; always there if the content is not shown in full
 
 
 @dataclass(frozen=True)
@@ -335,6 +353,7 @@ def _content(preview: Preview, most_added: int) -> ContentFacts:
         else None,
         preview.more_bytes,
         tuple(preview.unshown),
+        preview.sha256 or OMITTED,
     )
 
 

@@ -37,8 +37,11 @@ class Console:
         """Ask a question and return whether the answer is "y" or "yes"."""
         return self.answer(f"{question} [y/N] ") in ("y", "yes")
 
-    def answer(self, prompt: str) -> str:
-        """Print a prompt and return the line typed after it. Earlier output is flushed, earlier typing is discarded."""
+    def answer(self, prompt: str, *, exactly: bool = False) -> str:
+        """Print a prompt and return the line typed after it. Earlier output is flushed, earlier typing is discarded.
+
+        The answer is in lower case, unless it is wanted exactly as it was typed.
+        """
         import termios  # only at a terminal
 
         sys.stdout.flush()
@@ -46,7 +49,8 @@ class Console:
             termios.tcflush(0, termios.TCIFLUSH)
         sys.stderr.write(prompt)
         sys.stderr.flush()
-        return sys.stdin.readline().strip().lower()
+        line = sys.stdin.readline().strip()
+        return line if exactly else line.lower()
 
     def note(self, text: str) -> None:
         """Print a message, unless --quiet suppresses it."""

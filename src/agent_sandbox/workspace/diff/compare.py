@@ -5,8 +5,8 @@ remark for people; nothing depends on it. The old side is on the machine or in t
 (`layers.stack`).
 
 Time and memory are bounded whatever a guest wrote. Beyond a bound, lines count as replaced instead of being compared. Added content may be
-left out, and the preview counts the bytes left out. Removed content is not left out; if the real file cannot be read or is too large, the
-preview says so.
+left out; then the preview counts the bytes left out and has the digest of the whole file. Binary content is never shown, and always has its
+digest. Removed content is not left out; if the real file cannot be read or is too large, the preview says so.
 
 Small files are read whole. The common beginning and end of large files are skipped without being kept, so that a line added to a huge log
 is shown like any other. A file may change while it is read: sizes are taken once, and the bytes that were read are shown.
@@ -16,13 +16,15 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 
+from agent_sandbox._fast.encoding import sha256
 from agent_sandbox._fast.values import Protocol, dataclass, field, replace
 from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.changes import Change, ChangeSet, Contents, Kind
+from agent_sandbox.workspace.digests import MOST_HASHED, content_digest
 from agent_sandbox.workspace.escape import lookalike, named
 from agent_sandbox.workspace.merge.text import STEPS, Edit, find_edits, split_lines
 from agent_sandbox.workspace.nodes import EntryType, Node, describe
@@ -81,10 +83,21 @@ def facts(change: Change) -> tuple[str, ...]:
         lines.append(f"renamed from {named(change.renamed_from)}")
     if change.link_of:
         lines.append(f"the same file as {named(change.link_of)}")
-    lines += [f"extended attribute {named(name)} differs" for name in change.xattrs]
+    lines += [_attribute(name, after.xattrs.get(name) if after else None) for name in change.xattrs]
     if change.inside:
         lines.append(f"and {change.inside:,} {'entry' if change.inside == 1 else 'entries'} below it")
     return tuple(lines)
+
+
+def _attribute(name: str, value: bytes | None) -> str:
+    """Describe an extended attribute that differs, by the size and digest of its new value."""
+    now = "removed" if value is None else f"now {counted_bytes(len(value))}, sha256 {sha256(value).hexdigest()}"
+    return f"extended attribute {named(name)} differs: {now}"
+
+
+def counted_bytes(size: int) -> str:
+    """Return a size in bytes with its unit."""
+    return f"{size:,} {'byte' if size == 1 else 'bytes'}"
 
 
 def warnings(change: Change) -> tuple[str, ...]:
@@ -148,10 +161,22 @@ EVERYTHING = DiffLimits(bytes=64 << 20, lines=4_000_000, added=4_000_000, column
 
 
 class Effort:
-    """A budget of comparison steps, shared by all files of a diff. `left` is the number that remains."""
+    """A budget for all files of a diff: `left` comparison steps, and a number of bytes to be hashed."""
 
-    def __init__(self, steps: int = 30_000_000) -> None:
+    def __init__(self, steps: int = 30_000_000, hashed: int = MOST_HASHED) -> None:
         self.left = steps
+        self._hashed = hashed
+
+    def digest(self, change: Change, contents: Contents) -> str:
+        """Return the digest of new content; "" if it cannot be read, or is more than the bytes that are left."""
+        size = change.after.size if change.after is not None else 0
+        if size > self._hashed:
+            return ""
+        self._hashed -= size
+        try:
+            return content_digest(change, contents)
+        except OSError:
+            return ""
 
     def find(self, old: list[bytes], new: list[bytes]) -> list[Edit]:
         """Return the edits between two lists of lines. The search takes no more steps than are left."""
@@ -190,6 +215,8 @@ class Preview:
     binary: Binary | None = None
     unshown: tuple[str, ...] = ()  # parts that cannot be shown, and why
     more_bytes: int = 0  # of added content that was not compared
+    cut: bool = False  # the new content is not shown in full
+    sha256: str = ""  # of the whole new content, if it is known; always if `cut`, unless it cannot be read or is too large
 
     @property
     def removed(self) -> int:
@@ -207,13 +234,39 @@ class _Unreadable(Exception):
 
 
 def compare(
-    change: Change, contents: Contents, former: FormerContents, *, limits: DiffLimits = DEFAULT, effort: Effort | None = None
+    change: Change,
+    contents: Contents,
+    former: FormerContents,
+    *,
+    limits: DiffLimits = DEFAULT,
+    effort: Effort | None = None,
+    digests: Mapping[str, str] | None = None,
 ) -> Preview:
     """Return the preview of a change. Read errors are described in the preview, never raised.
 
     A renamed file is compared with the content of its old path. If the old path cannot be read, the file is shown whole, so that a rename
-    hides no edit.
+    hides no edit. `digests` are digests of new content that are known already, by path.
     """
+    effort = effort or Effort()
+    preview = _compared(change, contents, former, limits, effort)
+    known, cut = (digests or {}).get(change.path, ""), _is_cut(preview, limits)
+    if cut and not known:
+        known = effort.digest(change, contents)
+    return replace(preview, cut=cut, sha256=known) if cut or known else preview
+
+
+def _is_cut(preview: Preview, limits: DiffLimits) -> bool:
+    """Return whether a part of the new content is not shown."""
+    change = preview.change
+    if change.after is None or change.after.type is not EntryType.FILE or change.kind not in (Kind.ADDED, Kind.MODIFIED, Kind.RETYPED):
+        return False
+    if preview.more_bytes or preview.unshown or (preview.binary is not None and preview.binary.new_size is not None):
+        return True
+    added = (line for edit in preview.edits for line in preview.new[edit.new_from : edit.new_to])
+    return preview.added > limits.added or any(len(line) > limits.columns for line in added)
+
+
+def _compared(change: Change, contents: Contents, former: FormerContents, limits: DiffLimits, effort: Effort) -> Preview:
     preview = Preview(change, facts(change), warnings(change))
     if change.before and change.after and change.kind not in (Kind.MODIFIED, Kind.RETYPED):
         return preview  # the same content
@@ -244,7 +297,7 @@ def compare(
         window = replace(window, old=os.fsencode(change.before.target))
     if change.after and change.after.type is EntryType.SYMLINK:
         window = replace(window, new=os.fsencode(change.after.target))
-    return _add_content(replace(preview, unshown=tuple(unshown)), window, limits, effort or Effort())
+    return _add_content(replace(preview, unshown=tuple(unshown)), window, limits, effort)
 
 
 def pair_renames(changes: ChangeSet) -> ChangeSet:

@@ -16,9 +16,10 @@ from itertools import zip_longest
 
 from agent_sandbox._fast.values import dataclass, replace
 from agent_sandbox.workspace.changes import Change, Kind
-from agent_sandbox.workspace.diff.compare import DEFAULT, Binary, DiffLimits, Preview
+from agent_sandbox.workspace.diff.compare import DEFAULT, Binary, DiffLimits, Preview, counted_bytes
 from agent_sandbox.workspace.escape import escapes, named, visible, width
 from agent_sandbox.workspace.merge.text import Edit, find_edits
+from agent_sandbox.workspace.nodes import EntryType
 
 TITLE, FACT, HUNK, NOTE, HEADING, WARNING = "title", "fact", "hunk", "note", "heading", "warning"  # ours
 SAME, REMOVED, ADDED = "same", "removed", "added"  # the guest's
@@ -37,6 +38,7 @@ _CONTINUED = "↳"
 LETTERS = {Kind.ADDED: "A", Kind.DELETED: "D", Kind.RETYPED: "T", Kind.MODIFIED: "M", Kind.MODE: "m", Kind.OWNER: "o", Kind.XATTR: "x"}
 _LONGEST_BARS = 30  # columns
 _SHORTEST_BARS = 5
+_SHORT_DIGEST = 16  # hexadecimal digits of a digest in the summary
 
 
 @dataclass(frozen=True)
@@ -194,6 +196,12 @@ def closing(preview: Preview) -> Iterator[Row]:
         yield ours(WARNING, f"\\ {preview.more_bytes:,} more bytes are added, too much to show")
     for why in preview.unshown:
         yield ours(WARNING, why)
+    if preview.cut and preview.change.after is not None:
+        size = counted_bytes(preview.change.after.size)
+        if preview.sha256:
+            yield ours(FACT, f"new content: {size}, sha256 {preview.sha256}")
+        else:
+            yield ours(WARNING, f"new content: {size}, not hashed: it cannot be read, or is too large for a diff")
 
 
 def summed_up(binary: Binary, change: Change) -> str:
@@ -339,6 +347,8 @@ class Measured:
     removed: int = 0
     sizes: str = ""  # of binary content
     more: bool = False
+    look: tuple[str, ...] = ()  # differences besides content
+    sha256: str = ""  # of content that is not shown in full
 
 
 def measured(preview: Preview, name: str) -> Measured:
@@ -348,7 +358,26 @@ def measured(preview: Preview, name: str) -> Measured:
     if binary is not None:
         before, after = preview.change.before, preview.change.after
         sizes = f"{before.size if before else 0:,} → {after.size if after else 0:,} bytes"
-    return Measured(preview.change, name, preview.added, preview.removed, sizes, bool(preview.more_bytes or preview.unshown))
+    more, sha256 = bool(preview.more_bytes or preview.unshown), preview.sha256 if preview.cut else ""
+    return Measured(preview.change, name, preview.added, preview.removed, sizes, more, tuple(_look(preview.change)), sha256)
+
+
+def _look(change: Change) -> Iterator[str]:
+    """Yield a new type, mode and link target in a few words. The usual mode of a new entry is not mentioned."""
+    before, after = change.before, change.after
+    if after is None:
+        return
+    if before is not None and before.type is not after.type:
+        yield f"was a {before.type.value}, is a {after.type.value}"
+    if after.type is EntryType.SYMLINK:
+        yield f"link to {named(after.target)}"
+    elif before is not None and before.type is after.type:
+        if before.mode != after.mode:
+            yield f"mode {before.mode:04o}, now {after.mode:04o}"
+    elif after.mode & 0o7000 or (after.type is EntryType.FILE and after.mode & 0o111):
+        yield f"mode {after.mode:04o}"
+    if change.xattrs:
+        yield f"{len(change.xattrs):,} extended {'attribute differs' if len(change.xattrs) == 1 else 'attributes differ'}"
 
 
 def summary(files: Sequence[Measured], columns: int) -> Iterator[Row]:
@@ -373,6 +402,9 @@ def summary(files: Sequence[Measured], columns: int) -> Iterator[Row]:
 
 def _remarks(each: Measured) -> str:
     remarks = [each.sizes] if each.sizes else []
+    if each.sha256:
+        remarks.append(f"sha256 {each.sha256[:_SHORT_DIGEST]}…")
+    remarks += each.look
     if each.change.inside:
         remarks.append(f"and {each.change.inside:,} below it")
     if each.change.renamed_from:

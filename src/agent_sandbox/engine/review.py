@@ -1,0 +1,124 @@
+"""The review of a sandbox: its changes, the part that a promotion would take, and the digest of that part.
+
+The content is hashed while the sandbox is locked, and the lock ends before anything is shown: a person may read for an hour. A run in that
+time could change what is still to be shown. So the digest counts only if nothing has used the sandbox from the hashing to the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+
+from agent_sandbox._fast.values import dataclass
+from agent_sandbox.engine.git_objects import RuntimeOf
+from agent_sandbox.engine.promote import PromotionProposal, Wanted, history_of, selected, with_history
+from agent_sandbox.errors import Busy, WorkspaceError
+from agent_sandbox.policy.model import Policy
+from agent_sandbox.workspace.changes import ChangeSet, Contents
+from agent_sandbox.workspace.diff.compare import (
+    EVERYTHING,
+    DiffLimits,
+    Effort,
+    FormerContents,
+    Formerly,
+    MachineFiles,
+    compare,
+    pair_renames,
+)
+from agent_sandbox.workspace.diff.formats import HEADING, Row, ours, unified
+from agent_sandbox.workspace.digests import MOST_HASHED, ContentDigests, digest_of
+from agent_sandbox.workspace.review_mark import ReviewMark
+from agent_sandbox.workspace.stored_sandbox import Stored
+
+
+@dataclass(frozen=True)
+class Review:
+    """The changes of a sandbox. Valid in the block of `reviewed`."""
+
+    stored: Stored
+    everything: ChangeSet
+    selection: ChangeSet  # that a promotion would take
+    contents: Contents
+    former: Formerly
+    digests: Mapping[str, str]  # of the content of `selection`, by path
+    hashed: str = ""  # the digest of `selection`
+    mark: ReviewMark | None = None
+    why_not: str = ""  # the reason why there is no digest
+    words: tuple[str, ...] = ()  # sentences about commits and branches
+
+    def digest(self) -> tuple[str, str]:
+        """Return the digest of the selection and "", or "" and the reason why there is none. Call it after everything was shown."""
+        if self.hashed and ReviewMark.of(self.stored.state) != self.mark:
+            return "", "something used the sandbox while its changes were shown"
+        return self.hashed, self.why_not
+
+    def remember(self) -> None:
+        """Store that a person was shown this state."""
+        if self.mark is not None:
+            self.mark.remember(self.stored.state)
+
+
+@contextmanager
+def reviewed(stored: Stored, policy: Policy, wanted: Wanted, runtime: RuntimeOf, *, hashed: bool = True) -> Iterator[Review]:
+    """Read the changes of a sandbox. Without `hashed` no content is read for a digest. Raises `WorkspaceError`.
+
+    The git objects of the sandbox are read in a sandbox of `runtime`.
+    """
+    with ExitStack() as lock, ExitStack() as block:
+        why_not = mark = None
+        try:
+            lock.enter_context(stored.state.lock(command="diff"))
+            mark = ReviewMark.of(stored.state)
+        except Busy as busy:
+            why_not = busy.message
+        stack = block.enter_context(stored.opened())
+        everything = stored.changes_in(stack, policy)
+        selection, _ = selected(everything, stored.state.project, wanted)
+        history, records = history_of(stored, policy, everything, selection, wanted, stack, runtime, block)
+        own = {change.path: change for change in (*selection, *records)}
+        digests: Mapping[str, str] = {}
+        digest = ""
+        if mark is not None and hashed and own:
+            hashes = ContentDigests(own.values(), stack, most=MOST_HASHED)
+            try:
+                digests = hashes.by_path()
+                digest = digest_of(ChangeSet(tuple(own.values())), digests) if hashes.complete else ""
+                why_not = None if digest else "there is more content than a diff reads; promote --dry-run prints it"
+            except WorkspaceError as error:
+                why_not = error.message
+        lock.close()
+        former = Formerly(bases=stored.bases(stack), open_base=stored.open_base)
+        selection, _ = with_history(selection, stack, history)
+        everything, contents = with_history(everything, stack, history)
+        shown = {path: each for path, each in digests.items() if path not in history.raw}
+        yield Review(stored, everything, selection, contents, former, shown, digest, mark, why_not or "", history.sentences())
+
+
+def unified_rows(
+    changes: ChangeSet,
+    contents: Contents,
+    former: FormerContents,
+    *,
+    relative_to: str,
+    limits: DiffLimits = EVERYTHING,
+    digests: Mapping[str, str] | None = None,
+) -> Iterator[Row]:
+    """Yield the rows of a unified diff of changes, with a diff of each entry in a directory that goes away."""
+    machine, effort = former if isinstance(former, MachineFiles) else MachineFiles(), Effort()
+    for whole in pair_renames(changes):
+        for change in machine.one_by_one(whole, limits.inside):
+            preview = compare(change, contents, former, limits=limits, effort=effort, digests=digests)
+            yield from unified(preview, relative_to=relative_to, limits=limits)
+
+
+def rows_for_approver(proposal: PromotionProposal) -> Iterator[Row]:
+    """Yield the diff of a whole promotion, for the person who is asked about it, with the digest of the changes as its last row."""
+    digests = proposal.hashes.by_path()
+    yield from unified_rows(proposal.changes, proposal.contents, MachineFiles(), relative_to=proposal.root, digests=digests)
+    yield from (ours(HEADING, f"# {words}") for words in proposal.history.words)
+    yield ours(HEADING, f"# Digest of these changes: {proposal.digest}")
+
+
+def diff_for_approver(proposal: PromotionProposal) -> str:
+    """Return the same as text."""
+    return "\n".join(row.plain for row in rows_for_approver(proposal))

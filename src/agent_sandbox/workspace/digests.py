@@ -1,0 +1,103 @@
+"""Digests of changes: of the new content of each file, and one digest for all that a promotion of the changes would write.
+
+A person who saw a diff names its digest, and the promotion refuses changes with another digest. So the digest covers paths, kinds, types,
+modes, link targets, sizes, content, the extended attributes that a promotion carries over, and the number of entries that go with a
+removed directory. It does not cover owners, because a promotion never changes them.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib  # OpenSSL's is several times faster than the interpreter's own, and files may have gigabytes
+import os
+from collections.abc import Iterable, Mapping
+
+from agent_sandbox.errors import PolicyError, WorkspaceError
+from agent_sandbox.workspace.changes import Change, Contents
+from agent_sandbox.workspace.nodes import EntryType
+from agent_sandbox.workspace.promotion.plan import LARGEST_BYTES, carried
+
+MOST_HASHED = 4 << 30  # bytes for one diff: a sparse file costs nothing to make, and minutes to read
+SHORTEST = 12  # hexadecimal digits by which a digest may be named
+PRINTED = 32  # of a digest for people; nobody can make other changes with the same 128 bits
+_CHUNK = 1 << 20
+_FORM = b"agent-sandbox changes 1\n"
+_DIGITS = frozenset("0123456789abcdef")
+
+
+class ContentDigests:
+    """The digests of the new content of changed files, by path. Content is read when it is first asked for, and then never again."""
+
+    def __init__(self, changes: Iterable[Change] = (), contents: Contents | None = None, *, most: int = LARGEST_BYTES) -> None:
+        """More than `most` bytes are not read. By default, that much cannot be promoted either."""
+        self._files = tuple(change for change in changes if change.after is not None and change.after.type is EntryType.FILE)
+        self._contents = contents
+        self._most = most
+        self._known: dict[str, str] | None = None
+
+    def by_path(self) -> Mapping[str, str]:
+        """Return the digests; none at all if there is too much to read. Raises `WorkspaceError` if a file cannot be read."""
+        if self._known is None:
+            self._known = {change.path: self._read(change) for change in self._files} if self.complete else {}
+        return self._known
+
+    @property
+    def complete(self) -> bool:
+        """Whether all content can be read."""
+        return sum(change.after.size for change in self._files if change.after is not None) <= self._most
+
+    def _read(self, change: Change) -> str:
+        assert self._contents is not None
+        try:
+            return content_digest(change, self._contents)
+        except OSError as error:
+            raise WorkspaceError(
+                f"{change.path!r} in the sandbox cannot be read: {error.strerror}", hint="leave it out: --skip, or drop the sandbox: reset"
+            ) from error
+
+
+def content_digest(change: Change, contents: Contents) -> str:
+    """Return the SHA-256 of the new content of a file. Raises OSError, also if the file has grown: a run may make it endless meanwhile."""
+    size = change.after.size if change.after is not None else 0
+    fd = contents.open_file(change)
+    try:
+        digest, at = hashlib.sha256(), 0
+        while piece := os.pread(fd, min(_CHUNK, size + 1 - at), at):
+            digest.update(piece)
+            at += len(piece)
+            if at > size:
+                raise OSError(errno.ESTALE, "it has changed since its size was read", change.path)
+        return digest.hexdigest()
+    finally:
+        os.close(fd)
+
+
+def digest_of(changes: Iterable[Change], content: Mapping[str, str]) -> str:
+    """Return the digest of changes. `content` has the digests of their files: see `ContentDigests`."""
+    digest = hashlib.sha256(_FORM)
+    for change in changes:
+        digest.update(f"{_row(change, content)!r}\n".encode("ascii"))
+    return digest.hexdigest()
+
+
+def _row(change: Change, content: Mapping[str, str]) -> tuple[object, ...]:
+    node, inside = change.after, change.inside
+    if node is None:
+        return _hex(change.path), change.kind.value, inside
+    xattrs = sorted((_hex(name), value.hex()) for name, value in node.xattrs.items() if carried(name, powers=True))
+    look = node.type.value, node.mode, node.size, _hex(node.target), content.get(change.path, "")
+    return _hex(change.path), change.kind.value, inside, *look, *xattrs
+
+
+def _hex(path: str) -> str:
+    return os.fsencode(path).hex()
+
+
+def checked(expected: str) -> str:
+    """Return the first digits of a digest in lower case. Raises `PolicyError` if these are no such digits, or too few."""
+    digits = expected.strip().lower()
+    if not SHORTEST <= len(digits) <= 64 or not _DIGITS.issuperset(digits):
+        raise PolicyError(
+            f"not a digest of changes: {expected[:80]!r}", hint=f"give at least {SHORTEST} digits of the digest that diff prints at its end"
+        )
+    return digits
