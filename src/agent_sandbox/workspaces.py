@@ -216,7 +216,15 @@ class Workspace:
             return self._stored
 
         with opened(
-            plans, digest, own, lambda project: self.policy, approved=agreed, system=system, caches=caches, files_only=files_only
+            plans,
+            digest,
+            own,
+            lambda project: self.policy,
+            approved=agreed,
+            system=system,
+            caches=caches,
+            files_only=files_only,
+            home=here().host.home,
         ) as ready:
             return carry(ready, ready.proposal, plans, self._gate)
 
@@ -306,14 +314,15 @@ class Workspace:
         them, `Conflicted` if a merge needs an answer, `Busy` while a run uses the sandbox. After each of these, nothing was changed.
         """
         patterns = _each(only)
-        covered = covering(patterns, project=self.project, home=here().host.home)
+        home = here().host.home
+        covered = covering(patterns, project=self.project, home=home)
 
         def chosen(change: Change) -> bool:
             return not patterns or covered(change.path)
 
         recovered(self._stored, self._gate)
         with engine_promote.proposed(
-            self._stored, self.policy, Wanted(chosen, system, drift, resolve, frozenset(_each(approve)), caches)
+            self._stored, self.policy, Wanted(chosen, system, drift, resolve, frozenset(_each(approve)), caches, home=home)
         ) as proposal:
             if review is not None and not review(proposal):
                 return None

@@ -28,7 +28,7 @@ from agent_sandbox.workspace.layers.history import Snapshot
 from agent_sandbox.workspace.merge.tree import Conflict, ConflictKind, MergedEntry, Version, merge_entry, resolve
 from agent_sandbox.workspace.nodes import EntryType, Node
 from agent_sandbox.workspace.promotion import undo
-from agent_sandbox.workspace.promotion.inspect import look_at, protected_classes
+from agent_sandbox.workspace.promotion.inspect import TreeContext, judge_changes, look_at
 from agent_sandbox.workspace.promotion.plan import Expected, Plan, plan
 from agent_sandbox.workspace.promotion.promote import Promotion, promote, refuse_impossible
 from agent_sandbox.workspace.reality import Base, digest_of_open
@@ -201,6 +201,7 @@ class Wanted:
     approved: frozenset[str] = frozenset()  # the protected classes that were approved by name
     caches: bool = False  # also changes in caches
     plan: str = ""  # the digest of the plan whose changes are promoted; see `simulation`
+    home: str = ""  # the user's home, where git reads configuration
 
 
 @dataclass(frozen=True)
@@ -219,6 +220,7 @@ class PromotionProposal:
     pending: ChangeSet = ChangeSet()  # all unpromoted changes of the sandbox
     settled: tuple[str, ...] = ()  # chosen paths without a step: the real file is the same already, or stays as it is
     caches: tuple[str, ...] = ()  # caches below the root that are not promoted
+    remarks: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)  # on protected changes, by path
 
     def plan(self) -> Plan:
         """Return the plan: its steps and the obstacles. Cached, because a proposal does not change."""
@@ -292,10 +294,13 @@ def proposed(stored: Stored, policy: Policy, wanted: Wanted) -> Iterator[Promoti
         if moved and wanted.drift == "merge":
             chosen, merged, conflicts = brought_together(chosen, moved, contents, stored.open_base, wanted.resolve)
             expected = look_at(root, chosen)
-        classes = protected_classes(chosen, expected, contents, root=root)
+        protection = judge_changes(chosen, expected, contents, root=root, around=TreeContext.of(project, policy.files, wanted.home))
+        classes, remarks = protection.classes, protection.remarks
         left = {change.path for change in chosen}
         settled = tuple(change.path for change in asked_for if change.path not in left)
-        yield PromotionProposal(root, chosen, contents, wanted, expected, classes, moved, merged, conflicts, everything, settled, caches)
+        yield PromotionProposal(
+            root, chosen, contents, wanted, expected, classes, moved, merged, conflicts, everything, settled, caches, remarks
+        )
 
 
 def _refuse_twice(changes: ChangeSet) -> None:

@@ -13,13 +13,23 @@ from agent_sandbox.cli.options import PromoteOptions, ShowOptions
 from agent_sandbox.cli.render.changes import check_patterns, gather, rows, show
 from agent_sandbox.cli.render.colours import Painter
 from agent_sandbox.cli.render.messages import Console, counted, remark, reset_terminal, say, shown
-from agent_sandbox.cli.results import OMITTED, DeclinedResult, Omitted, PathFacts, PathName, PathReason, PromotionFacts, VerbResult
+from agent_sandbox.cli.results import (
+    OMITTED,
+    DeclinedResult,
+    Omitted,
+    PathFacts,
+    PathName,
+    PathReason,
+    PathRemarks,
+    PromotionFacts,
+    VerbResult,
+)
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.promote import CarriedOver, PromotionProposal, Wanted, carry_out, proposed, take_back
 from agent_sandbox.policy.paths import covering
 from agent_sandbox.workspace.changes import Change
 from agent_sandbox.workspace.promotion.undo import last
-from agent_sandbox.workspace.protected import CLASSES
+from agent_sandbox.workspace.protected import CLASSES, DEPENDENCY
 from agent_sandbox.workspace.stored_sandbox import Stored
 
 if TYPE_CHECKING:
@@ -31,6 +41,7 @@ NOT_APPROVED = 3
 NEEDS_YES = "needs --yes (and --approve KIND for each protected kind)"
 _COLUMNS = 120  # of a diff in a question
 _LISTED = 10  # paths under one heading; --json has all
+_REMARKS = 8  # on one path
 
 
 @dataclass(frozen=True)
@@ -50,6 +61,7 @@ class PromoteResult(VerbResult):
     conflicts: tuple[PathReason, ...]
     refused: tuple[PathReason, ...]
     protected: dict[str, tuple[PathFacts, ...]]
+    remarks: tuple[PathRemarks, ...]
     outcome: Literal["promoted", "nothing-to-do", "dry-run", "not-approved"]
 
     @property
@@ -164,12 +176,13 @@ def _snapshot_with_changes(stored: Stored, done: CarriedOver) -> int | None:
 
 def _wanted(options: PromoteOptions, project: str) -> Wanted:
     inside, outside = options.only, options.skip
-    covered, skipped = (covering(texts, project=project, home=here().host.home) for texts in (inside, outside))
+    home = here().host.home
+    covered, skipped = (covering(texts, project=project, home=home) for texts in (inside, outside))
 
     def chosen(change: Change) -> bool:
         return (not inside or covered(change.path)) and not skipped(change.path)
 
-    return Wanted(chosen, options.policy.system, options.drift, options.resolve, options.approved, options.caches)
+    return Wanted(chosen, options.policy.system, options.drift, options.resolve, options.approved, options.caches, home=home)
 
 
 def _show(proposal: PromotionProposal, plan: Plan, project: str, console: Console) -> None:
@@ -194,8 +207,14 @@ def _show(proposal: PromotionProposal, plan: Plan, project: str, console: Consol
     _list(f"{len(proposal.conflicts):,} in conflict:", [conflict.sentence() for conflict in proposal.conflicts], project)
     for name, paths in proposal.protected().items():
         agreed = " [approved]" if name in proposal.wanted.approved else f" (--approve {name})"
-        _list(f"{len(paths):,} of the protected kind {name!r}: {CLASSES[name]}{agreed}:", paths, project)
+        lines = [_remarked(path, proposal.remarks.get(path, ())) if name == DEPENDENCY else path for path in paths]
+        _list(f"{len(paths):,} of the protected kind {name!r}: {CLASSES[name]}{agreed}:", lines, project)
     _list("not promoted with it:", [f"{left.path}: {left.what}" for left in plan.left_out], project)
+
+
+def _remarked(path: str, remarks: tuple[str, ...]) -> str:
+    more = f"; and {len(remarks) - _REMARKS:,} more (--json has all)" if len(remarks) > _REMARKS else ""
+    return f"{path}: {'; '.join(remarks[:_REMARKS])}{more}" if remarks else path
 
 
 def _list(heading: str, lines: Iterable[str], project: str) -> None:
@@ -242,6 +261,7 @@ def _result(
         tuple(PathReason(PathName(each.path), each.kind.value) for each in proposal.conflicts),
         tuple(PathReason(PathName(each.path), each.why) for each in plan.refused),
         {name: _paths(paths) for name, paths in proposal.protected().items()},
+        tuple(PathRemarks(PathName(path), remarks) for path, remarks in proposal.remarks.items()),
         outcome,
     )
 
