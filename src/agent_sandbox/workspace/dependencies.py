@@ -2,28 +2,28 @@
 
 Each manifest is read into a table: the requirement of each package by name. An entry that is new, or that differs, is a change that counts;
 a removed one does not, nor does a comment or a blank. A manifest that cannot be parsed counts. In a lock file only the names and the places
-that packages come from count: their versions change all day. Formats that are programs (Gemfile, build.gradle) are compared line by line.
+that packages come from count: their versions change all day. Programs (Gemfile, build.gradle) and YAML, for which there is no parser here,
+are compared line by line; a line in a form that is not expected counts.
 
-Names are compared with a list of much-used packages (`known_packages.txt`) and with the names that the project depends on already. The
-remark that a name resembles another may be wrong; no decision depends on it.
+`package_names` compares new names with much-used ones and with those that the manifest has already.
+
+A guest writes these texts, so no reader takes more than linear time: there is no regular expression that looks ahead without a limit.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import posixpath
 import re
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
-from functools import cache
 
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.policy.files import document
 from agent_sandbox.workspace.changes import Change
-from agent_sandbox.workspace.escape import components, folded
+from agent_sandbox.workspace.escape import folded
 from agent_sandbox.workspace.nodes import EntryType
+from agent_sandbox.workspace.package_names import PackageNames
 
 if TYPE_CHECKING:
     from typing import Any
@@ -32,9 +32,12 @@ Table = dict[str, str]  # the requirement of each package, by name
 Reader = Callable[[str], Iterable[tuple[str, str]]]
 UNREADABLE = "it cannot be read as a list of packages"
 _LONGEST = 120  # characters of a requirement that are shown
-_SHORTEST_ALIKE = 4  # letters: shorter names are close to each other by chance
-_SHORTEST_TWO = 9  # letters of a name of which two may differ
+_MOST_COMPARED = 5000  # names of one manifest
+_LARGEST = 1 << 20  # bytes of a manifest
+_LARGEST_LOCK = 8 << 20  # bytes of a lock file
+_LARGEST_TOML = 2 << 20  # characters
 _NAME = re.compile(r"\s*([A-Za-z0-9@][\w.@/-]*)")
+_PLAIN = re.compile(r"[\w.@/-]{1,200}")
 
 
 @dataclass(frozen=True)
@@ -49,13 +52,13 @@ class Dependency:
     def sentence(self) -> str:
         """Return it in words, such as "reqeusts: new, ==2.0; one letter from requests"."""
         what = f"{_short(self.old)} becomes {_short(self.new)}" if self.old else f"new, {_short(self.new)}" if self.new else "new"
-        return f"{self.name}: {what}" + (f"; {self.resembles}" if self.resembles else "")
+        return f"{_short(self.name)}: {what}" + (f"; {self.resembles}" if self.resembles else "")
 
 
 class Manifests:
     """The changes that concern dependencies. `texts` returns a file's content before and after; `called` its other names."""
 
-    def __init__(self, texts: Callable[[Change], tuple[bytes | None, bytes | None]], called: Callable[[str], Iterable[str]]) -> None:
+    def __init__(self, texts: Callable[[Change, int], tuple[bytes | None, bytes | None]], called: Callable[[str], Iterable[str]]) -> None:
         self._texts = texts
         self._called = called
         self._remarks: dict[str, tuple[str, ...]] = {}
@@ -67,16 +70,16 @@ class Manifests:
         return self._remarks[change.path]
 
     def _read(self, change: Change) -> Iterator[str]:
-        directory = components(posixpath.dirname(change.path))[-1]
-        names = (folded(posixpath.basename(change.path)), *self._called(change.path))
-        reader = next((found for name in names if (found := reader_of(name, directory))), None)
+        directory, name = posixpath.split(change.path)
+        names = (folded(name), *self._called(change.path))
+        reader = next((found for each in names if (found := reader_of(each, directory))), None)
         if reader is None or change.after is None:
             return
         if change.after.type is EntryType.SYMLINK:
             yield "a link to another file takes the place of this list of packages"
             return
         try:
-            before, after = self._texts(change)
+            before, after = self._texts(change, _LARGEST_LOCK if reader in _LOCKS else _LARGEST)
             yield from (each.sentence() for each in compare(reader, before, after))
         except ValueError:
             yield UNREADABLE
@@ -91,8 +94,12 @@ def compare(reader: Reader, before: bytes | None, after: bytes | None) -> list[D
         old = _table(reader, before)
     except ValueError:  # then everything in the new text counts
         old = {}
+    known = PackageNames(_INDEXES.get(reader, ""), tuple(old)[:_MOST_COMPARED])
     changed = [name for name, requirement in new.items() if old.get(name) != requirement]
-    return [Dependency(name, old.get(name, ""), new[name], "" if name in old else resemblance(name, old)) for name in changed]
+    return [
+        Dependency(name, old.get(name, ""), new[name], known.resemblance(name) if name not in old and at < _MOST_COMPARED else "")
+        for at, name in enumerate(changed)
+    ]
 
 
 def _table(reader: Reader, text: bytes | None) -> Table:
@@ -130,10 +137,19 @@ def _requirement(line: str) -> tuple[str, str]:
 
 def _requirements_txt(text: str) -> Iterator[tuple[str, str]]:
     for line in text.replace("\\\n", " ").replace("\\\r\n", " ").splitlines():
-        line = re.sub(r"(^|\s)#.*", "", line).strip()
-        line = re.sub(r"\s--hash=\S+", "", line)
-        if line:
-            yield _requirement(line)
+        words = [word for word in _without_comment(line).split() if not word.startswith("--hash=")]
+        if words:
+            yield _requirement(" ".join(words))
+
+
+def _without_comment(line: str) -> str:
+    """Return a line without its comment: a # at the beginning or after a blank."""
+    if "#" not in line:
+        return line
+    at = line.find("#")
+    while at > 0 and not line[at - 1].isspace():
+        at = line.find("#", at + 1)
+    return line if at < 0 else line[:at]
 
 
 def _listed(values: Any) -> Iterator[tuple[str, str]]:
@@ -211,13 +227,25 @@ def _pipfile(text: str) -> Iterator[tuple[str, str]]:
             yield from ((canonical(name), value) for name, value in _mapped(values))
 
 
-def _conda(text: str) -> Iterator[tuple[str, str]]:
-    for line in text.splitlines():
-        line = re.sub(r"(^|\s)#.*", "", line)
-        found = re.match(r"\s*-\s+(?:pip:\s*)?[\"']?([^\"'\s].*?)[\"']?\s*$", line)
-        if found and found[1] != "pip:":
-            name, separator, rest = found[1].partition("=")
-            yield (canonical(name), f"={rest}") if separator and re.fullmatch(r"[\w.-]+", name) else _requirement(found[1])
+_HEADINGS = ("channels:", "dependencies:", "dev_dependencies:", "dependency_overrides:", "- pip:", "---")
+
+
+def _yaml(*data: str) -> Reader:
+    """Return a reader of a YAML list of packages. Every line counts, except those that begin with a key in `data`."""
+
+    def read(text: str) -> Iterator[tuple[str, str]]:
+        for line in text.splitlines():
+            plain = _without_comment(line).strip()
+            if not plain or plain.startswith(data) or plain in _HEADINGS:
+                continue
+            item = plain.removeprefix("- ").strip().strip("\"'")
+            name, separator, rest = item.partition(":") if ":" in item and "://" not in item else item.partition("=")
+            if separator and _PLAIN.fullmatch(name):
+                yield canonical(name), (separator + rest).removeprefix(":").strip()
+            else:
+                yield _requirement(item)
+
+    return read
 
 
 # JavaScript and others with manifests that are data
@@ -236,7 +264,7 @@ def _package_json(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _deno(text: str) -> Iterator[tuple[str, str]]:
-    manifest = json.loads(re.sub(r"(?m)^\s*//.*$", "", text))
+    manifest = json.loads("\n".join(line for line in text.splitlines() if not line.lstrip().startswith("//")))
     yield from _mapped(manifest.get("imports"))
     for scope in (manifest.get("scopes") or {}).values():
         yield from _mapped(scope)
@@ -286,24 +314,50 @@ def _go_mod(text: str) -> Iterator[tuple[str, str]]:
                 yield f"{verb} {rest[0]}", " ".join(rest[1:])
 
 
+_TAG = re.compile(r"<(/?)([\w.:-]+)([^<>]*)>([^<]*)")
+_ATTRIBUTE = re.compile(r'([\w.:]+)\s{0,9}=\s{0,9}"([^"]*)"')
+
+
 def _xml(*elements: str) -> Reader:
-    """Return a reader of XML elements with coordinates, by their text. XML of a guest is not given to a parser that expands entities."""
-    block = re.compile(rf"<({'|'.join(elements)})\b([^>]*?)(?:/>|>(.*?)</\1>)", re.DOTALL | re.IGNORECASE)
+    """Return a reader of XML elements with coordinates. It reads tags one by one: a guest's XML is given to no parser that expands."""
+    wanted = {element.lower() for element in elements}
 
     def read(text: str) -> Iterator[tuple[str, str]]:
-        text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
-        if "<!ENTITY" in text:
-            raise ValueError("it has entities")
-        for found in block.finditer(text):
-            inner = dict(re.findall(r"<(\w+)>\s*([^<]*?)\s*</\1>", found[3] or ""))
-            attributes = {key.lower(): value for key, value in re.findall(r'([\w.]+)\s*=\s*"([^"]*)"', found[2])}
-            name = (
-                attributes.get("include") or attributes.get("id") or ":".join(filter(None, (inner.get("groupId"), inner.get("artifactId"))))
-            )
-            rest = attributes.get("version") or inner.get("version") or inner.get("Version") or inner.get("url") or ""
-            yield (name, rest) if name else (f"{found[1]} {rest}".strip(), "")
+        if "<!ENTITY" in text or "<![CDATA[" in text:
+            raise ValueError("it is not written as these files are")
+        inside, values = "", dict[str, str]()
+        for found in _TAG.finditer(_without_xml_comments(text)):
+            closes, tag, attributes, content = bool(found[1]), found[2].lower(), found[3], found[4].strip()
+            if not closes and tag in wanted:
+                yield from _coordinates(inside, values)
+                inside, values = tag, {key.lower(): value for key, value in _ATTRIBUTE.findall(attributes)}
+                if attributes.rstrip().endswith("/"):
+                    yield from _coordinates(inside, values)
+                    inside = ""
+            elif closes and tag == inside:
+                yield from _coordinates(inside, values)
+                inside = ""
+            elif inside and not closes:
+                values.setdefault(tag, content)
+        yield from _coordinates(inside, values)
 
     return read
+
+
+def _coordinates(element: str, values: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    if element:
+        name = values.get("include") or values.get("id") or ":".join(filter(None, (values.get("groupid"), values.get("artifactid"))))
+        rest = " ".join(filter(None, (values.get("version"), values.get("url"), values.get("systempath"))))
+        yield (name, rest) if name else (f"{element} {rest}".strip(), "")
+
+
+def _without_xml_comments(text: str) -> str:
+    pieces = []
+    while text:
+        piece, found, rest = text.partition("<!--")
+        pieces.append(piece)
+        text = rest.partition("-->")[2] if found else ""
+    return "".join(pieces)
 
 
 def _lines(comment: str, *kept: str) -> Reader:
@@ -313,20 +367,34 @@ def _lines(comment: str, *kept: str) -> Reader:
         for line in text.splitlines():
             plain = " ".join(line.split())
             if plain and not plain.startswith(comment) and (not kept or any(word in plain for word in kept)):
-                named = re.search(r"(?:gem|add_\w*dependency)\W+([\w.@/-]+)", plain) or re.search(r"[\"':]([\w.@/-]+:?[\w.@/-]*)", plain)
+                named = re.search(r"[\"':]([\w.@/-]+)", plain)
                 yield (named[1], plain) if named else (plain, "")
 
     return read
 
 
-def _pubspec(text: str) -> Iterator[tuple[str, str]]:
-    section = ""
-    for line in text.splitlines():
-        line = re.sub(r"(^|\s)#.*", "", line).rstrip()
-        if line and not line.startswith(" "):
-            section = line.rstrip(":")
-        elif "dependenc" in section and (found := re.match(r"\s+([\w-]+)\s*:\s*(.*)", line)):
-            yield found[1], found[2]
+def _setup_py(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the requirements in the calls of a setup.py. A list that is computed counts as its text."""
+    import ast  # slow to load, and few promotions have such a file
+
+    if len(text) > _LARGEST_TOML:
+        raise ValueError("it is too large")
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, MemoryError) as error:
+        raise ValueError("it is no Python") from error
+    lists = ("install_requires", "setup_requires", "tests_require", "extras_require", "dependency_links")
+    for call in ast.walk(tree):
+        for keyword in call.keywords if isinstance(call, ast.Call) else ():
+            if keyword.arg not in lists:
+                continue
+            try:
+                value = ast.literal_eval(keyword.value)
+            except ValueError:
+                yield f"{keyword.arg} {ast.unparse(keyword.value)}", ""
+                continue
+            for listed in value.values() if isinstance(value, dict) else (value,):
+                yield from _listed([listed] if isinstance(listed, str) else listed)
 
 
 # Lock files: names, and where packages come from
@@ -345,7 +413,7 @@ def _npm_lock(text: str) -> Iterator[tuple[str, str]]:
         if path and not entry.get("link"):
             name = entry.get("name") or path.rpartition("node_modules/")[2]
             yield name, _place(entry.get("resolved")) + (" with an install script" if entry.get("hasInstallScript") else "")
-    todo = [lock.get("dependencies") or {}] if not lock.get("packages") else []
+    todo = [lock.get("dependencies") or {}]  # what older versions of npm read
     while todo:
         for name, entry in todo.pop().items():
             yield name, _place(entry.get("resolved"))
@@ -353,6 +421,8 @@ def _npm_lock(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _toml_lock(text: str) -> Iterator[tuple[str, str]]:
+    if len(text) > _LARGEST_TOML:
+        raise ValueError("it is too large")
     for package in document.loads(text).get("package", ()):
         source = package.get("source")
         place = (
@@ -395,11 +465,17 @@ def _yarn_lock(text: str) -> Iterator[tuple[str, str]]:
 def _pnpm_lock(text: str) -> Iterator[tuple[str, str]]:
     name = ""
     for line in text.splitlines():
-        if found := re.match(r"  [\"']?/?(@?[^@\s\"'(:]+)[@/][^\s]*:\s*$", line):
-            name = found[1]
+        plain = line.strip()
+        if len(line) - len(line.lstrip()) > 2:
+            if name and (found := re.search(r"(?:tarball|repo):\s{0,9}([^,}\s]+)", plain)):
+                yield name, _place(found[1])
+        elif "{" in plain or plain.startswith(("?", "&", "<<")):
+            yield plain, ""
+        elif line.startswith("  ") and plain.endswith(":"):
+            key = plain.rstrip(":").strip("\"'").lstrip("/")
+            at = key.find("@", 1)
+            name = key[:at] if at > 0 else key
             yield name, ""
-        elif name and (found := re.search(r"(?:tarball|repo):\s*([^,}\s]+)", line)):
-            yield name, _place(found[1])
 
 
 def _gem_lock(text: str) -> Iterator[tuple[str, str]]:
@@ -417,7 +493,7 @@ def _go_sum(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _bun_lock(text: str) -> Iterator[tuple[str, str]]:
-    for found in re.finditer(r"^\s+\"([^\"]+)\": \[\"([^\"]*)\"(?:, \"([^\"]*)\")?", text, re.MULTILINE):
+    for found in re.finditer(r"^[ \t]{1,40}\"([^\"\n]+)\": \[\"([^\"]*)\"(?:, \"([^\"]*)\")?", text, re.MULTILINE):
         yield found[1], _place(found[3])
 
 
@@ -434,6 +510,7 @@ def _opaque(text: str) -> Iterator[tuple[str, str]]:
 _GRADLE = _lines("//", "'", '"')
 _READERS: dict[str, Reader] = {
     "pyproject.toml": _pyproject,
+    "setup.py": _setup_py,
     "setup.cfg": _setup_cfg,
     "pipfile": _pipfile,
     "package.json": _package_json,
@@ -448,7 +525,9 @@ _READERS: dict[str, Reader] = {
     "gems.rb": _lines("#"),
     "mix.exs": _lines("#", "{:", "git:", "path:"),
     "package.swift": _lines("//", ".package("),
-    "pubspec.yaml": _pubspec,
+    "pubspec.yaml": _yaml("name:", "version:", "description:", "homepage:", "repository:"),
+    "requirements.yml": _yaml("---"),
+    "podfile": _lines("#"),
     "pom.xml": _xml("dependency", "plugin", "extension", "parent", "repository", "pluginRepository"),
     "packages.config": _xml("package"),
     "directory.packages.props": _xml("PackageVersion", "PackageReference", "GlobalPackageReference"),
@@ -467,99 +546,32 @@ _READERS: dict[str, Reader] = {
     "bun.lockb": _opaque,
     "flake.lock": _flake_lock,
 }
+_CONDA = _yaml("name:", "prefix:")
 _PATTERNS: tuple[tuple[str, Reader], ...] = (
-    *((pattern, _requirements_txt) for pattern in ("*requirements*.txt", "*requirements*.in", "*constraints*.txt", "*constraints*.in")),
-    ("environment*.yml", _conda),
-    ("environment*.yaml", _conda),
+    *((f"*{word}*{end}", _requirements_txt) for word in ("requirements", "constraints", "reqs", "deps") for end in (".txt", ".in")),
+    ("environment*.yml", _CONDA),
+    ("environment*.yaml", _CONDA),
     ("*.gemspec", _lines("#", "dependency")),
     *((pattern, _xml("PackageReference", "PackageVersion")) for pattern in ("*.csproj", "*.fsproj", "*.vbproj")),
 )
+_ENDS = (".txt", ".in", ".yml", ".yaml", ".gemspec", "proj")
+
+
+_LOCKS = frozenset(
+    (_npm_lock, _toml_lock, _pipfile_lock, _composer_lock, _yarn_lock, _pnpm_lock, _gem_lock, _go_sum, _bun_lock, _flake_lock, _opaque)
+)
+_INDEXES: dict[Reader, str] = {
+    **dict.fromkeys((_requirements_txt, _pyproject, _setup_cfg, _setup_py, _pipfile, _pipfile_lock, _CONDA), "PyPI"),
+    **dict.fromkeys((_package_json, _npm_lock, _yarn_lock, _pnpm_lock, _bun_lock), "npm"),
+}
 
 
 def reader_of(name: str, directory: str = "") -> Reader | None:
-    """Return the reader of a manifest by its folded name; None if the file is no manifest. `directory` is the name of its directory."""
+    """Return the reader of a manifest by its folded name; None if the file is no manifest. `directory` is the directory that it is in."""
     if found := _READERS.get(name):
         return found
-    if directory in ("requirements", "constraints") and name.endswith((".txt", ".in")):
+    if not name.endswith(_ENDS):  # there may be a hundred thousand names
+        return None
+    if name.endswith((".txt", ".in")) and folded(posixpath.basename(directory)) in ("requirements", "constraints", "reqs"):
         return _requirements_txt
     return next((reader for pattern, reader in _PATTERNS if fnmatchcase(name, pattern)), None)
-
-
-# Names that resemble others
-
-
-@cache
-def known_names() -> frozenset[str]:
-    """Return the names of much-used packages, as their indexes spell them."""
-    path = os.path.join(os.path.dirname(__file__), "known_packages.txt")
-    with open(path, encoding="utf-8") as file:
-        return frozenset(name for line in file if not line.startswith("#") for name in line.split())
-
-
-# Letters that look alike, as one of them.
-_LOOKS = str.maketrans("01358$асеорхуѕіјһԁԛԝοανρτκ", "olesbsaceopxysijhdqwoavptk")
-
-
-def _skeleton(name: str) -> str:
-    """Return one spelling for all names that look alike: without separators, and with one letter for each group of similar ones."""
-    plain = unicodedata.normalize("NFKC", name).casefold().translate(_LOOKS)
-    plain = "".join(character for character in unicodedata.normalize("NFKD", plain) if not unicodedata.combining(character))
-    return re.sub(r"[-_.]", "", plain).replace("rn", "m").replace("vv", "w")
-
-
-def resemblance(name: str, used: Iterable[str] = ()) -> str:
-    """Return a remark if a name is close to a well-known one or to one that is in use already, else "".
-
-    >>> resemblance("reqeusts"), resemblance("requests"), resemblance("left-padding-x")
-    ('one letter from requests', '', '')
-    """
-    known = known_names()
-    others = known | {each for each in used if re.fullmatch(r"[\w.@/-]+", each)}
-    if name in others or len(name) > 100:
-        return ""
-    skeleton = _skeleton(name)
-    best: tuple[int, str, str] = (3, "", "")
-    for other in others:
-        if abs(len(other) - len(name)) > 3:
-            continue
-        like = _skeleton(other)
-        if like == skeleton:
-            best = min(best, (0, other, f"looks like {other}"))
-        elif len(other) >= _SHORTEST_ALIKE and abs(len(like) - len(skeleton)) <= 2:
-            far = distance(skeleton, like, 2 if len(other) >= _SHORTEST_TWO else 1)
-            if far is not None:
-                best = min(best, (far, other, f"{'one letter' if far == 1 else 'two letters'} from {other}"))
-    return best[2] or _dressed(name, known)
-
-
-_ADDITIONS = re.compile(r"^(?:python|py|node|js|lib)[-_.]?|[-_.]?(?:python|py|js|node|lib|[0-9]{1,2})$")
-
-
-def _dressed(name: str, known: frozenset[str]) -> str:
-    """Return a remark if a name is a well-known one with an addition that says nothing."""
-    for found in _ADDITIONS.finditer(name.lower()):
-        core = name.lower()[: found.start()] + name.lower()[found.end() :]
-        if core in known and len(core) >= _SHORTEST_ALIKE:
-            return f"{core} with an addition"
-    return ""
-
-
-def distance(one: str, other: str, most: int) -> int | None:
-    """Return the number of letters to change, add, leave out or swap; None if it is more than `most`.
-
-    >>> distance("reqeusts", "requests", 2), distance("flask", "django", 2)
-    (1, None)
-    """
-    before: list[int] = []
-    row = list(range(len(other) + 1))
-    for at, letter in enumerate(one, start=1):
-        last, before = before, row
-        row = [at]
-        for place, another in enumerate(other, start=1):
-            cost = min(before[place] + 1, row[place - 1] + 1, before[place - 1] + (letter != another))
-            if at > 1 and place > 1 and letter == other[place - 2] and one[at - 2] == another:
-                cost = min(cost, last[place - 2] + 1)
-            row.append(cost)
-        if min(row) > most:
-            return None
-    return row[-1] if row[-1] <= most else None

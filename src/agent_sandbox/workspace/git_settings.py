@@ -142,10 +142,7 @@ def named_paths(worktree: str, *, home: str = "", read: Read = read_real) -> fro
 
 def _files(worktree: str, home: str, read: Read) -> Iterator[str]:
     directory = git_directory(worktree, read)
-    common = directory
-    if (text := read(posixpath.join(directory, "commondir"))) is not None:
-        common = posixpath.normpath(posixpath.join(directory, text.strip()))
-    yield posixpath.join(common, "config")
+    yield posixpath.join(common_directory(directory, read), "config")
     yield posixpath.join(directory, "config.worktree")
     yield _SYSTEM
     if home:
@@ -160,6 +157,12 @@ def git_directory(worktree: str, read: Read = read_real) -> str:
     if text is None or not text.startswith("gitdir:"):
         return place
     return posixpath.normpath(posixpath.join(worktree, text.removeprefix("gitdir:").strip()))
+
+
+def common_directory(directory: str, read: Read = read_real) -> str:
+    """Return the directory with the configuration and the objects of a repository: its own, or the one that its `commondir` names."""
+    text = read(posixpath.join(directory, "commondir"))
+    return posixpath.normpath(posixpath.join(directory, text.strip())) if text is not None else directory
 
 
 class _Reader:

@@ -164,6 +164,7 @@ NAMES |= {".env": "environment"}
 SUFFIXES = {".pth": "interpreter-startup", ".pyc": "interpreter-startup", ".pyo": "interpreter-startup", ".code-workspace": "editor"}
 SUFFIXES |= {".sublime-project": "editor", ".env": "environment", ".desktop": "shell-startup", "-gdb.py": "editor"}
 SUFFIXES |= dict.fromkeys((".instructions.md", ".prompt.md", ".chatmode.md", ".agent.md"), "agent-instructions")
+_ENDS, _BEGINNINGS = tuple(SUFFIXES), tuple(STARTS)
 
 POWERS = "setuid"
 LINKS, GIT, HISTORY, COLLISION, BULK = "links-out", "git-config", "git-history", "name-collision", "bulk-deletion"
@@ -237,13 +238,15 @@ def classes_of_all(
     names: Names = lambda directory: (),
     texts: Texts | None = None,
     judges: Iterable[Judge] = (),
+    repositories: Iterable[str] = (),
     also: Callable[[str], Iterable[str]] = lambda path: (),
     bulk_limit: int = BULK_LIMIT,
 ) -> dict[str, frozenset[str]]:
     """Return the classes of each protected change, by path. Classes of the whole set are under the path of the project.
 
     `gone` are the paths of real entries that would be removed, including all entries below a removed directory. `judges` return further
-    classes of a change, and `also` the other names of a file, folded; see `promotion.inspect`.
+    classes of a change, and `also` the other names of a file, folded; `repositories` are directories that real files name as git's own;
+    see `promotion.inspect`.
     """
     classes: dict[str, frozenset[str]] = {}
     removed = {change.path for change in changes if _goes(change)}
@@ -255,10 +258,10 @@ def classes_of_all(
             lost += 1
             below.setdefault(top, set()).update(classes_of_path(_below(path, project)))
     collisions = _collisions(changes, names)
-    repositories = _Repositories(changes, project, names)
+    around = _Repositories(changes, project, names, frozenset(repositories))
     for change in changes:
         mine = set(classes_of(change, project, links=links, texts=texts, also=also(change.path))) | below.get(change.path, set())
-        mine |= repositories.classes(change.path)
+        mine |= around.classes(change.path)
         for judge in judges:
             mine |= judge(change)
         if change.path in collisions:
@@ -287,8 +290,11 @@ def classes_of_path(path: str) -> frozenset[str]:
 def classes_of_name(name: str) -> frozenset[str]:
     """Return the classes that the last name of a path implies. `name` is folded."""
     classes = {NAMES[name]} if name in NAMES else set()
-    classes |= {kind for suffix, kind in SUFFIXES.items() if name.endswith(suffix)}
-    return frozenset(classes | {kind for start, kind in STARTS.items() if name.startswith(start)})
+    if name.endswith(_ENDS):
+        classes |= {kind for suffix, kind in SUFFIXES.items() if name.endswith(suffix)}
+    if name.startswith(_BEGINNINGS):
+        classes |= {kind for start, kind in STARTS.items() if name.startswith(start)}
+    return frozenset(classes)
 
 
 def _recorded(system: str, inside: tuple[str, ...]) -> str:
@@ -387,12 +393,13 @@ class _Repositories:
     """The directories, whatever their names, that git takes for a repository. Git runs the programs that its configuration names.
 
     A directory with HEAD and either `commondir` or both `objects` and `refs` is one (`is_git_directory` in git's setup.c). Git reads
-    `config` and `hooks` in it. The resulting names count: a repository may be completed by a later promotion.
+    `config` and `hooks` in it. The resulting names count: a repository may be completed by a later promotion. `known` are further ones.
     """
 
-    def __init__(self, changes: ChangeSet, project: str, names: Names) -> None:
+    def __init__(self, changes: ChangeSet, project: str, names: Names, known: frozenset[str]) -> None:
         self._project = project
         self._names = names
+        self._real = known
         self._new: dict[str, set[str]] = {}
         self._gone: dict[str, set[str]] = {}
         for change in changes:
@@ -417,8 +424,9 @@ class _Repositories:
             around = self._around(above) if above != directory else ()
             real = set(self._names(directory))
             after = (real - self._gone.get(directory, set())) | self._new.get(directory, set())
-            if _is_repository(real) or _is_repository(after):
-                around = (*around, (directory, _is_repository(real)))
+            is_one = directory in self._real or _is_repository(real)
+            if is_one or _is_repository(after):
+                around = (*around, (directory, is_one))
         self._known[directory] = around
         return around
 

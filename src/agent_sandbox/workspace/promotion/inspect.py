@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, field, replace
-from agent_sandbox.policy.paths import contains
+from agent_sandbox.policy.paths import Beneath, Tree, contains
 from agent_sandbox.workspace import beneath, git_settings
 from agent_sandbox.workspace.aliases import LinkedNames
 from agent_sandbox.workspace.beneath import walk
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from agent_sandbox.policy.model import FileRules
 
 _LARGEST_TEXT = 1 << 20  # bytes, where the text of a file decides; a larger file counts as protected whatever its text
-_LARGEST_LOCK = 16 << 20  # the same for manifests and lock files, which are often large
 MOST_ENTRIES = 1_000_000  # of the project, which is searched for links
 _LISTING = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _SKIPPED = (errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV)  # not there for us, or another mount
@@ -108,7 +107,8 @@ class TreeContext:
     @classmethod
     def of(cls, project: str, files: FileRules, home: str = "") -> TreeContext:
         """Return the surroundings under these rules on files."""
-        return cls(project, home, files.bars, tuple(mask.path for mask in files.masks))
+        denied = [pattern.path for pattern in files.denied if isinstance(pattern, Tree | Beneath)]
+        return cls(project, home, files.bars, (*(mask.path for mask in files.masks), *denied))
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def judge_changes(
     with NewTree(root, changes, contents) as tree:
         complete, links = tree.all_links(around.project or root)
         linked = LinkedNames(root, links, tree.entries, tree.real_end)
-        manifests = Manifests(lambda change: tree.texts(change, _LARGEST_LOCK), linked.called)
+        manifests = Manifests(tree.texts, linked.called)
         judges = (
             linked.classes,
             _GitSettings(changes, linked, around.project or root, around.home).classes,
@@ -142,7 +142,15 @@ def judge_changes(
             lambda change: frozenset({DEPENDENCY} if manifests.remarks(change) else ()),
         )
         classes = classes_of_all(
-            changes, root, gone=expected, links=tree.link, names=tree.names, texts=tree.texts, judges=judges, also=linked.called
+            changes,
+            root,
+            gone=expected,
+            links=tree.link,
+            names=tree.names,
+            texts=tree.texts,
+            judges=judges,
+            repositories=[end for path in tree.repositories for end in (path, linked.follow(path).path) if end],
+            also=linked.called,
         )
         if not complete:
             classes[root] = classes.get(root, frozenset()) | {UNEXAMINED}
@@ -213,6 +221,7 @@ class NewTree:
         self._contents = contents
         self._anchor = TargetTree(root)
         self._after = {change.path: change.after for change in changes}
+        self.repositories: set[str] = set()  # directories that real files name as git's own; complete after `all_links`
 
     def __enter__(self) -> NewTree:
         return self
@@ -268,6 +277,10 @@ class NewTree:
         fd = beneath.open_directory(self._anchor.root, below) if below else os.open(".", _LISTING, dir_fd=self._anchor.root)
         try:
             entries = beneath.names(fd, limit=limit)
+            if entries.get(".git") == stat.S_IFREG:
+                self.repositories.add(git_settings.git_directory(directory))
+            if "commondir" in entries and "HEAD" in entries:
+                self.repositories.add(git_settings.common_directory(directory))
             for name, kind in entries.items():
                 path = os.path.join(directory, name)
                 if kind == 0 and path not in self._after:
