@@ -28,7 +28,7 @@ from agent_sandbox.workspace.layers.history import Snapshot
 from agent_sandbox.workspace.merge.tree import Conflict, ConflictKind, MergedEntry, Version, merge_entry, resolve
 from agent_sandbox.workspace.nodes import EntryType, Node
 from agent_sandbox.workspace.promotion import undo
-from agent_sandbox.workspace.promotion.inspect import TreeContext, judge_changes, look_at
+from agent_sandbox.workspace.promotion.inspect import Protection, TreeContext, judge_changes, look_at
 from agent_sandbox.workspace.promotion.plan import Expected, Plan, plan
 from agent_sandbox.workspace.promotion.promote import Promotion, promote, refuse_impossible
 from agent_sandbox.workspace.reality import Base, digest_of_open
@@ -232,11 +232,7 @@ class PromotionProposal:
 
     def protected(self) -> dict[str, tuple[str, ...]]:
         """Return the changed paths of each protected class."""
-        paths: dict[str, list[str]] = {}
-        for path, names in self.classes.items():
-            for name in names:
-                paths.setdefault(name, []).append(path)
-        return {name: tuple(paths[name]) for name in sorted(paths)}
+        return Protection(self.classes).by_class()
 
     def approving(self, names: frozenset[str]) -> PromotionProposal:
         """Return the proposal with these classes approved, too."""

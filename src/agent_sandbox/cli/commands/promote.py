@@ -13,6 +13,7 @@ from agent_sandbox.cli.options import PromoteOptions, ShowOptions
 from agent_sandbox.cli.render.changes import check_patterns, gather, rows, show
 from agent_sandbox.cli.render.colours import Painter
 from agent_sandbox.cli.render.messages import Console, counted, remark, reset_terminal, say, shown
+from agent_sandbox.cli.render.protection import path_remarks, remarked
 from agent_sandbox.cli.results import (
     OMITTED,
     DeclinedResult,
@@ -41,7 +42,6 @@ NOT_APPROVED = 3
 NEEDS_YES = "needs --yes (and --approve KIND for each protected kind)"
 _COLUMNS = 120  # of a diff in a question
 _LISTED = 10  # paths under one heading; --json has all
-_REMARKS = 8  # on one path
 
 
 @dataclass(frozen=True)
@@ -207,14 +207,9 @@ def _show(proposal: PromotionProposal, plan: Plan, project: str, console: Consol
     _list(f"{len(proposal.conflicts):,} in conflict:", [conflict.sentence() for conflict in proposal.conflicts], project)
     for name, paths in proposal.protected().items():
         agreed = " [approved]" if name in proposal.wanted.approved else f" (--approve {name})"
-        lines = [_remarked(path, proposal.remarks.get(path, ())) if name == DEPENDENCY else path for path in paths]
+        lines = [remarked(path, proposal.remarks.get(path, ())) if name == DEPENDENCY else path for path in paths]
         _list(f"{len(paths):,} of the protected kind {name!r}: {CLASSES[name]}{agreed}:", lines, project)
     _list("not promoted with it:", [f"{left.path}: {left.what}" for left in plan.left_out], project)
-
-
-def _remarked(path: str, remarks: tuple[str, ...]) -> str:
-    more = f"; and {len(remarks) - _REMARKS:,} more (--json has all)" if len(remarks) > _REMARKS else ""
-    return f"{path}: {'; '.join(remarks[:_REMARKS])}{more}" if remarks else path
 
 
 def _list(heading: str, lines: Iterable[str], project: str) -> None:
@@ -261,7 +256,7 @@ def _result(
         tuple(PathReason(PathName(each.path), each.kind.value) for each in proposal.conflicts),
         tuple(PathReason(PathName(each.path), each.why) for each in plan.refused),
         {name: _paths(paths) for name, paths in proposal.protected().items()},
-        tuple(PathRemarks(PathName(path), remarks) for path, remarks in proposal.remarks.items()),
+        path_remarks(proposal.remarks),
         outcome,
     )
 

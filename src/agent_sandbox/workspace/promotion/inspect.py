@@ -115,8 +115,16 @@ class TreeContext:
 class Protection:
     """The protected classes of each change that has any, by path, and remarks for the person who is asked."""
 
-    classes: Mapping[str, frozenset[str]]
+    classes: Mapping[str, frozenset[str]] = field(default_factory=dict, hash=False)
     remarks: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
+
+    def by_class(self) -> dict[str, tuple[str, ...]]:
+        """Return the changed paths of each protected class."""
+        paths: dict[str, list[str]] = {}
+        for path, names in self.classes.items():
+            for name in names:
+                paths.setdefault(name, []).append(path)
+        return {name: tuple(paths[name]) for name in sorted(paths)}
 
 
 def protected_classes(
