@@ -310,8 +310,8 @@ def _go_mod(text: str) -> Iterator[tuple[str, str]]:
             verb, rest = (block, words) if block else (words[0], words[1:])
             if verb == "require" and rest:
                 yield rest[0], " ".join(rest[1:])
-            elif verb in ("replace", "tool", "toolchain", "use") and rest:
-                yield f"{verb} {rest[0]}", " ".join(rest[1:])
+            elif verb not in ("module", "go", "exclude", "retract", "godebug", "ignore"):
+                yield " ".join((verb, *rest[:1])), " ".join(rest[1:])
 
 
 _TAG = re.compile(r"<(/?)([\w.:-]+)([^<>]*)>([^<]*)")
@@ -325,6 +325,8 @@ def _xml(*elements: str) -> Reader:
     def read(text: str) -> Iterator[tuple[str, str]]:
         if "<!ENTITY" in text or "<![CDATA[" in text:
             raise ValueError("it is not written as these files are")
+        if text.strip() and not _TAG.search(text):
+            raise ValueError("it is no XML")
         inside, values = "", dict[str, str]()
         for found in _TAG.finditer(_without_xml_comments(text)):
             closes, tag, attributes, content = bool(found[1]), found[2].lower(), found[3], found[4].strip()
@@ -462,6 +464,9 @@ def _yarn_lock(text: str) -> Iterator[tuple[str, str]]:
             yield name, _place(found[1])
 
 
+_KEY = re.compile(r"[\w@/'\"][^\s]*:(\s|$)|-{3}$")
+
+
 def _pnpm_lock(text: str) -> Iterator[tuple[str, str]]:
     name = ""
     for line in text.splitlines():
@@ -469,7 +474,7 @@ def _pnpm_lock(text: str) -> Iterator[tuple[str, str]]:
         if len(line) - len(line.lstrip()) > 2:
             if name and (found := re.search(r"(?:tarball|repo):\s{0,9}([^,}\s]+)", plain)):
                 yield name, _place(found[1])
-        elif "{" in plain or plain.startswith(("?", "&", "<<")):
+        elif "{" in plain or (plain and not _KEY.match(plain)):
             yield plain, ""
         elif line.startswith("  ") and plain.endswith(":"):
             key = plain.rstrip(":").strip("\"'").lstrip("/")

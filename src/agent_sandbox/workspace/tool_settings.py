@@ -89,7 +89,8 @@ def _tools_of_package(text: bytes) -> object:
 def _composer_scripts(text: bytes) -> object:
     manifest = json.loads(text)
     configured = manifest.get("config") or {}
-    return {"scripts": manifest.get("scripts"), "plugins": configured.get("allow-plugins"), "bin": configured.get("bin-dir")}
+    code = {"scripts": manifest.get("scripts"), "plugins": configured.get("allow-plugins"), "bin": configured.get("bin-dir")}
+    return {name: value for name, value in code.items() if value is not None} or None
 
 
 def _our_policy(text: bytes) -> object:
