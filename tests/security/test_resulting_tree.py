@@ -413,7 +413,7 @@ def test_a_link_to_a_hidden_file_needs_its_own_yes(number: int, tmp_path: Path, 
 
 MANIFESTS: dict[str, tuple[str, str, str]] = {
     "requirements.txt": ("requests==2\n", "requests==2  # pinned\n", "requests==2\nreqeusts==2\n"),
-    "requirements/dev.txt": ("pytest\n", "# tools\npytest\n", "pytest\n--extra-index-url https://evil.example/simple\n"),
+    "requirements/dev.txt": ("pytest\n", "# tools\npytest\n", "pytest\n--find-links https://evil.example/list\n"),
     "pyproject.toml": (
         '[project]\ndependencies = ["flask"]\n',
         '[project]\nversion = "2"\ndependencies = ["flask"]\n',
@@ -451,14 +451,14 @@ MANIFESTS: dict[str, tuple[str, str, str]] = {
         "name: a\ndependencies: [numpy, evil]\n",
     ),
     "package-lock.json": (
-        '{"packages": {"node_modules/a": {"version": "1", "resolved": "https://registry.npmjs.org/a/-/a-1.tgz"}}}',
-        '{"packages": {"node_modules/a": {"version": "2", "resolved": "https://registry.npmjs.org/a/-/a-2.tgz"}}}',
+        '{"packages": {"node_modules/a": {"version": "1", "resolved": "https://r.example/a/-/a-1.tgz"}}}',
+        '{"packages": {"node_modules/a": {"version": "2", "resolved": "https://r.example/a/-/a-2.tgz"}}}',
         '{"packages": {"node_modules/a": {"version": "1", "resolved": "https://evil.example/a-1.tgz"}}}',
     ),
     "uv.lock": (
-        '[[package]]\nname = "a"\nversion = "1"\nsource = { registry = "https://pypi.org/simple" }\n',
-        '[[package]]\nname = "a"\nversion = "2"\nsource = { registry = "https://pypi.org/simple" }\n',
-        '[[package]]\nname = "a"\nversion = "1"\nsource = { registry = "https://evil.example/simple" }\n',
+        '[[package]]\nname = "a"\nversion = "1"\nsource = { registry = "https://r.example/list" }\n',
+        '[[package]]\nname = "a"\nversion = "2"\nsource = { registry = "https://r.example/list" }\n',
+        '[[package]]\nname = "a"\nversion = "1"\nsource = { registry = "https://evil.example/list" }\n',
     ),
     "pnpm-lock.yaml": (
         "packages:\n  a@1.0.0:\n    x: 1\n",
