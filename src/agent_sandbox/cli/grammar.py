@@ -232,7 +232,7 @@ It exits with 1 if reality has changed, with 3 if it was not approved; then noth
 
 It shows what would be promoted and asks. Files that have changed in reality since the sandbox first touched them are
 refused, unless --merge or --force says what to do. Protected kinds of files, which run by themselves or are trusted without
-a look (git hooks, CI workflows, shell start-up files, …), need --approve: --yes does not cover them.
+a look (git hooks, CI workflows, shell start-up files, new dependencies, …), need --approve: --yes does not cover them.
 
 It is done as a whole or not at all: after a crash, the next verb in this project finishes it or takes it back.
 It exits with 1 if reality has changed or a conflict is open, with 3 if it was not approved; then nothing was changed.""",
