@@ -23,6 +23,7 @@ from agent_sandbox.workspace.nodes import EntryType
 from agent_sandbox.workspace.protected import DIRECTORIES, GIT, HISTORY, RECORDS, classes_of_name, classes_of_path
 
 _MOST_LINKS = 40  # the kernel's limit
+_MOST_STEPS = 500_000  # links followed, for all links together: a guest may make long chains
 _SECOND: dict[str, tuple[tuple[str, str], ...]] = {}  # by the first of two nested names: the second ones, with their classes
 for _nested, _kind in DIRECTORIES.items():
     if "/" in _nested:
@@ -61,7 +62,8 @@ class _State:
             around.update(HISTORY if name in RECORDS[system] else GIT for system in state.systems)
             if HISTORY in around and name == "config":
                 around.add(GIT)
-            state = _State(frozenset({name}), frozenset(around), frozenset({name} & RECORDS.keys()))
+            told = name in _SECOND or classes_of_name(name)  # other names would only make states large
+            state = _State(frozenset({name} if told else ()), frozenset(around), frozenset({name} & RECORDS.keys()))
         return state
 
     def classes(self) -> frozenset[str]:
@@ -86,20 +88,28 @@ class LinkedNames:
         self._links = links
         self._names = names
         self._back = back
-        self._followed = {path: self._resolved(path) for path in links}
+        self._followed: dict[str, Followed] = {}
         self._to: dict[str, list[str]] = {}
         self._through: dict[str, list[str]] = {}
-        for path, end in self._followed.items():
+        self.complete = True  # whether every link was followed
+        steps = 0
+        for path in links:
+            end = self._followed[path] = self._resolved(path)
+            steps += len(end.via)
+            if steps > _MOST_STEPS:
+                self.complete = False
+                break
             if end.path is not None:
                 self._to.setdefault(self._key(end.path), []).append(path)
             for other in end.via:
                 self._through.setdefault(other, []).append(path)
         self._linked: dict[str, bool] = {"": "" in self._to}
         self._states: dict[str, _State] = {}
+        self._names_given: dict[str, frozenset[str]] = {}
 
     def follow(self, path: str, target: str | None = None) -> Followed:
         """Return where a path leads; with `target`, where a link with this target at the path would lead."""
-        return self._resolved(path, target)
+        return (self._followed.get(path) if target is None else None) or self._resolved(path, target)
 
     def through(self, path: str) -> list[str]:
         """Return the links that lead through the link at a path, itself included."""
@@ -127,20 +137,25 @@ class LinkedNames:
 
     def _given(self, change: Change) -> set[str]:
         """Return the classes of the names that a changed link gives, or takes away."""
-        ends = [(path, self._followed[path]) for path in self.through(change.path)]
-        if change.before is not None and change.before.type is EntryType.SYMLINK:
-            ends.append((change.path, self._resolved(change.path, change.before.target)))
         classes: set[str] = set()
-        for path, end in ends:
-            directory, label = posixpath.split(path)
-            state = self._state(self._key(directory)).entered(label)
-            classes |= state.classes()
-            classes |= classes_of_path(self._key(path) or "/")
-            seconds = [pair for last in state.last for pair in _SECOND.get(last, ())]
-            if seconds and end.path is not None:
-                there = {components(name)[-1] for name in self._names(end.path)}
-                classes.update(kind for name, kind in seconds if name in there)
+        for path in self.through(change.path):
+            if path not in self._names_given:
+                self._names_given[path] = self._given_by(path, self._followed[path])
+            classes |= self._names_given[path]
+        if change.before is not None and change.before.type is EntryType.SYMLINK:
+            classes |= self._given_by(change.path, self._resolved(change.path, change.before.target))
         return classes
+
+    def _given_by(self, path: str, end: Followed) -> frozenset[str]:
+        """Return the classes that a link at a path gives to what is at its end."""
+        directory, label = posixpath.split(path)
+        state = self._state(self._key(directory)).entered(label)
+        classes = {*state.classes(), *classes_of_path(self._key(path) or "/")}
+        seconds = [pair for last in state.last for pair in _SECOND.get(last, ())]
+        if seconds and end.path is not None:
+            there = {components(name)[-1] for name in self._names(end.path)}
+            classes.update(kind for name, kind in seconds if name in there)
+        return frozenset(classes)
 
     def _resolved(self, path: str, target: str | None = None) -> Followed:
         inside = [part for part in posixpath.dirname(path)[len(self._project.rstrip("/")) :].split("/") if part]
@@ -200,9 +215,13 @@ class LinkedNames:
 
     def _is_linked(self, key: str) -> bool:
         """Return whether links lead to an entry, or to a directory that it lies in."""
-        if key not in self._linked:
-            self._linked[key] = key in self._to or self._is_linked(posixpath.dirname(key))
-        return self._linked[key]
+        entry, below = key, list[str]()
+        while entry not in self._linked and entry not in self._to:
+            below.append(entry)
+            entry = posixpath.dirname(entry)
+        linked = self._linked.setdefault(entry, True)
+        self._linked |= dict.fromkeys(below, linked)
+        return linked
 
     def _state(self, key: str) -> _State:
         """Return the state of an entry. Computes the states of all entries that it depends on."""
@@ -218,16 +237,19 @@ class LinkedNames:
             entries[entry] = [*ways, posixpath.split(entry)] if entry else ways
             todo += [directory for directory, _ in entries[entry]]
         found = dict.fromkeys(entries, _State())
-        changed = True
-        while changed:
-            changed = False
-            for entry, ways in entries.items():
-                state = found[entry]
-                for directory, label in ways:
-                    state = state.joined((found.get(directory) or self._states[directory]).entered(label))
+        inside: dict[str, list[tuple[str, str]]] = {}
+        for entry, ways in entries.items():
+            for directory, label in ways:
+                inside.setdefault(directory, []).append((entry, label))
+        waiting = list(inside)
+        while waiting:
+            directory = waiting.pop()
+            above = found.get(directory) or self._states[directory]
+            for entry, label in inside.get(directory, ()):
+                state = found[entry].joined(above.entered(label))
                 if state != found[entry]:
                     found[entry] = state
-                    changed = True
+                    waiting.append(entry)
         self._states |= found
         return self._states[key]
 

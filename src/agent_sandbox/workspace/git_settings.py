@@ -39,12 +39,6 @@ class NamedPath:
     exact: bool = False
     flat: bool = False
 
-    def covers(self, path: str) -> bool:
-        """Return whether a change of a path is a change of what is named."""
-        if self.exact or self.flat:
-            return path == self.path or (self.flat and posixpath.dirname(path) == self.path)
-        return contains(self.path, path)
-
 
 def parse(text: str) -> Iterator[tuple[str, str]]:
     """Yield the keys and values of a git configuration. A key is `section.name` or `section.subsection.name`; case is kept in the middle.

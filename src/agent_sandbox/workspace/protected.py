@@ -177,7 +177,7 @@ CLASSES: dict[str, str] = {
     POWERS: "it would run with the rights of its owner or with capabilities, whoever starts it",
     LINKS: "a link leads out of the tree, so whoever follows it reads or writes elsewhere",
     SECRETS: "a link leads to files that are hidden from the sandbox, so whoever follows it reads a secret",
-    GIT: "git runs programs that its configuration, hooks and attributes name",
+    GIT: "git, or another version control system, runs programs that its configuration, hooks and attributes name",
     HISTORY: "it changes what git has recorded: commits, branches, the index",
     "ci": "it runs on your build machines, with their secrets",
     "shell-startup": "it runs whenever somebody logs in or opens a shell",
@@ -416,18 +416,24 @@ class _Repositories:
 
     def _around(self, directory: str) -> tuple[tuple[str, bool], ...]:
         """Return the repositories at or above a directory, and whether each is a real one already."""
-        if directory in self._known:
-            return self._known[directory]
-        around: tuple[tuple[str, bool], ...] = ()
-        if contains(self._project, directory) and folded(posixpath.basename(directory)) not in RECORDS:  # those are judged by name
-            above = posixpath.dirname(directory)
-            around = self._around(above) if above != directory else ()
+        below = []
+        while directory not in self._known and contains(self._project, directory):
+            below.append(directory)
+            if directory == "/":
+                break
+            directory = posixpath.dirname(directory)
+        around = self._known.get(directory, ())
+        for directory in reversed(below):
+            if folded(posixpath.basename(directory)) in RECORDS:  # those are judged by name
+                around = ()
+                self._known[directory] = around
+                continue
             real = set(self._names(directory))
             after = (real - self._gone.get(directory, set())) | self._new.get(directory, set())
             is_one = directory in self._real or _is_repository(real)
             if is_one or _is_repository(after):
                 around = (*around, (directory, is_one))
-        self._known[directory] = around
+            self._known[directory] = around
         return around
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, field, replace
-from agent_sandbox.policy.paths import Beneath, Tree, contains
+from agent_sandbox.policy.paths import Beneath, Tree, ancestors, contains
 from agent_sandbox.workspace import beneath, git_settings
 from agent_sandbox.workspace.aliases import LinkedNames
 from agent_sandbox.workspace.beneath import walk
@@ -160,7 +160,7 @@ def judge_changes(
             repositories=[end for path in tree.repositories for end in (path, linked.follow(path).path) if end],
             also=linked.called,
         )
-        if not complete:
+        if not (complete and linked.complete):
             classes[root] = classes.get(root, frozenset()) | {UNEXAMINED}
         remarks = {change.path: manifests.remarks(change) for change in changes if DEPENDENCY in classes.get(change.path, ())}
         return Protection(classes, remarks)
@@ -170,20 +170,23 @@ class _GitSettings:
     """The files that the real configuration of git names, in every repository that a changed path lies in."""
 
     def __init__(self, changes: ChangeSet, linked: LinkedNames, project: str, home: str) -> None:
-        self._named: list[git_settings.NamedPath] = []
-        self._via: set[str] = set()
+        self._files: set[str] = set()  # that count themselves
+        self._directories: set[str] = set()  # of which the entries right in them count
+        self._trees: set[str] = set()
         for worktree in _worktrees(changes, project):
             for named in git_settings.named_paths(worktree, home=home):
                 if not contains(project, named.path):
                     continue
                 end = linked.follow(named.path)
-                self._via |= end.via
-                self._named += [named, replace(named, path=end.path)] if end.path else [named]
+                self._files |= end.via
+                kept = self._files if named.exact else self._directories if named.flat else self._trees
+                kept |= {named.path, end.path or named.path}
 
     def classes(self, change: Change) -> frozenset[str]:
         """Return git's class if a change is one of what the configuration names."""
-        found = change.path in self._via or any(named.covers(change.path) for named in self._named)
-        return frozenset({GIT} if found else ())
+        path = change.path
+        found = path in self._files or path in self._directories or os.path.dirname(path) in self._directories
+        return frozenset({GIT} if found or (self._trees and not self._trees.isdisjoint(ancestors(path))) else ())
 
 
 def _worktrees(changes: ChangeSet, project: str) -> Iterator[str]:
@@ -209,16 +212,23 @@ class _HiddenFiles:
     def __init__(self, linked: LinkedNames, around: TreeContext) -> None:
         self._linked = linked
         self._hidden = around.hidden
+        self._known: dict[str, bool] = {}
         self._real_masks = tuple(mask for mask in around.masks if os.path.lexists(mask))
 
     def classes(self, change: Change) -> frozenset[str]:
         """Return the class of secrets if a changed link, or a link through it, leads to a hidden file."""
         if change.after is None or change.after.type is not EntryType.SYMLINK:
             return frozenset()
-        ends = [self._linked.follow(path) for path in (change.path, *self._linked.through(change.path))]
-        reached = {path for end in ends for path in (end.path, end.outside) if path}
-        found = any(self._hidden(path) or any(contains(path, mask) for mask in self._real_masks) for path in reached)
+        found = any(self._shows(path) for path in (change.path, *self._linked.through(change.path)))
         return frozenset({SECRETS} if found else ())
+
+    def _shows(self, link: str) -> bool:
+        """Return whether the end of a link is hidden, or has something hidden in it."""
+        if link not in self._known:
+            end = self._linked.follow(link)
+            reached = [path for path in (end.path, end.outside) if path]
+            self._known[link] = any(self._hidden(path) or any(contains(path, mask) for mask in self._real_masks) for path in reached)
+        return self._known[link]
 
 
 class NewTree:
@@ -229,6 +239,8 @@ class NewTree:
         self._contents = contents
         self._anchor = TargetTree(root)
         self._after = {change.path: change.after for change in changes}
+        self._entries: dict[str, frozenset[str]] = {}
+        self._changed: dict[str, dict[str, bool]] | None = None
         self.repositories: set[str] = set()  # directories that real files name as git's own; complete after `all_links`
 
     def __enter__(self) -> NewTree:
@@ -300,11 +312,20 @@ class NewTree:
 
     def entries(self, directory: str) -> Iterable[str]:
         """Return the names that would be in a directory."""
-        start = directory.rstrip("/") + "/"
-        changed = {
-            path[len(start) :]: node for path, node in self._after.items() if path.startswith(start) and "/" not in path[len(start) :]
-        }
-        return {name for name in (*self.names(directory), *changed) if name not in changed or changed[name] is not None}
+        if directory not in self._entries:
+            changed = self._inside().get(directory, {})
+            present = {name for name in (*self.names(directory), *changed) if changed.get(name, True)}
+            self._entries[directory] = frozenset(present)
+        return self._entries[directory]
+
+    def _inside(self) -> dict[str, dict[str, bool]]:
+        """Return the names of the changed entries by directory, and whether each would be there."""
+        if self._changed is None:
+            self._changed = {}
+            for path, node in self._after.items():
+                directory, name = os.path.split(path)
+                self._changed.setdefault(directory, {})[name] = node is not None
+        return self._changed
 
     def real_end(self, path: str) -> str | None:
         """Return where a real link leads in the end; None for a new link."""
