@@ -16,6 +16,7 @@ import agent_sandbox
 from agent_sandbox.cli.grammar import COMMON, OPTIONS, VERBS, Option
 from agent_sandbox.policy.files.presets import PRESETS, TIERS
 from agent_sandbox.policy.files.settings import SETTINGS
+from agent_sandbox.workspace.protected import CLASSES
 from scripts.result_schemas import result_types, schema_of, summary
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -63,6 +64,15 @@ def command_line() -> Iterator[str]:
             yield from ("", "```text", verb.details, "```")
         if verb.options:
             yield from ("", *_options(verb.options))
+    yield from (
+        "",
+        "## Protected kinds",
+        "",
+        "Names for `--approve`. A change of such a kind is promoted only if its kind was approved.",
+        "",
+    )
+    yield from ("| kind | reason |", "|---|---|")
+    yield from (f"| `{name}` | {_cell(reason)} |" for name, reason in CLASSES.items())
     later = {name: verb.later for name, verb in VERBS.items() if verb.later}
     yield from ("", "## Not there yet", "", "These are refused by name.", "", "| verb or option | arrives with |", "|---|---|")
     yield from (f"| `{name}` | {what} |" for name, what in later.items())

@@ -244,6 +244,7 @@ class Workspace:
             system=system,
             caches=caches,
             files_only=files_only,
+            home=here().host.home,
         ) as ready:
             return carry(ready, ready.proposal, plans, self._gate)
 
@@ -348,7 +349,7 @@ class Workspace:
         the real files have changed since the sandbox first saw them, `Conflicted` if a merge needs an answer, `Busy` while a run uses the
         sandbox. After each of these, nothing was changed.
         """
-        wanted = Wanted(self._chosen(only), system, drift, resolve, frozenset(_each(approve)), caches, expect=expect)
+        wanted = Wanted(self._chosen(only), system, drift, resolve, frozenset(_each(approve)), caches, expect=expect, home=here().host.home)
         recovered(self._stored, self._gate)
         with engine_promote.proposed(self._stored, self.policy, wanted, here().process) as proposal:
             engine_promote.refuse_unexpected(proposal, self._gate)

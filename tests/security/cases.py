@@ -114,6 +114,11 @@ _ALL = (
     Case(130, _PROMOTION, "P0", _HOST, "two promotions at once, and one that died"),
     Case(132, _PROMOTION, "P1", _HOST, "change sets of absurd size"),
     Case(133, _PROMOTION, "P0", _HOST, "links and mounts left for whoever clears away"),
+    Case(211, _PROMOTION, "P0", _HOST, "git running code that is no file of .git"),
+    Case(212, _PROMOTION, "P0", _HOST, "links that give a file a protected name, in either order"),
+    Case(213, _PROMOTION, "P0", _HOST, "links that show a hidden secret to others"),
+    Case(214, _PROMOTION, "P1", _HOST, "new dependencies, and names that imitate others"),
+    Case(215, _PROMOTION, "P1", _HOST, "settings of tools that name code to run"),
     Case(135, _EXHAUSTION, "P0", _PROCESS, "bombs of processes and threads"),
     Case(136, _EXHAUSTION, "P0", _PROCESS, "bombs of memory of every kind"),
     Case(138, _EXHAUSTION, "P0", _PROCESS, "endless output to a slow reader"),
@@ -145,9 +150,9 @@ _ALL = (
     Case(183, _FILES, "P0", _BOTH, "making git track a secret, so that it is shown"),
     Case(184, _FILES, "P0", _HOST, "odd trees for whoever searches them for secrets"),
     Case(172, _SUPPLY, "P1", _HOST, "our own wheel", lacking="no signature, list of parts or hash-pinned tools: unreleased"),
-    Case(181, _PROMOTION, "P0", _HOST, "changes swapped between their review and their promotion"),
-    Case(182, _PROMOTION, "P0", _HOST, "content that a review shows neither as text nor by its digest"),
-    Case(183, _POLICY, "P0", _HOST, "a variable that makes another command of an approved one"),
+    Case(185, _PROMOTION, "P0", _HOST, "changes swapped between their review and their promotion"),
+    Case(186, _PROMOTION, "P0", _HOST, "content that a review shows neither as text nor by its digest"),
+    Case(187, _POLICY, "P0", _HOST, "a variable that makes another command of an approved one"),
 )  # fmt: skip
 
 CASES = {each.number: each for each in _ALL}

@@ -22,7 +22,7 @@ def shell(project: Path, tmp_path: Path) -> Shell:
     return Shell(project, {"AGENT_SANDBOX_STATE": str(tmp_path / "state")})
 
 
-@case(181)
+@case(185)
 def test_what_is_swapped_after_its_review_is_not_promoted(number: int, shell: Shell, tell: Tell) -> None:
     assert shell("run", "echo harmless > made.txt; echo canary > kept.txt").returncode == 0
     digest = shell.json("diff")["digest"]
@@ -47,7 +47,7 @@ def test_what_is_swapped_after_its_review_is_not_promoted(number: int, shell: Sh
     tell(f"{len(swaps)} kinds of swap refused, nothing written", control="without --expect the swapped file is promoted")
 
 
-@case(181)
+@case(185)
 def test_the_digest_that_is_compared_is_that_of_the_bytes_that_are_written(
     number: int, monkeypatch: pytest.MonkeyPatch, tell: Tell
 ) -> None:
@@ -69,7 +69,7 @@ def test_the_digest_that_is_compared_is_that_of_the_bytes_that_are_written(
     tell("a file that changes between the comparison and the write is refused", control="without the digests in the plan it is written")
 
 
-@case(182)
+@case(186)
 def test_nothing_that_is_promoted_is_without_its_text_or_its_digest(number: int, shell: Shell, tell: Tell) -> None:
     contents = {
         "binary": b"\x7fELF\0\0\xff\xfe" * 9,
@@ -92,7 +92,7 @@ def test_nothing_that_is_promoted_is_without_its_text_or_its_digest(number: int,
     tell(f"{len(contents)} kinds are shown by size and digest", control="none of their text is in the diff")
 
 
-@case(183)
+@case(187)
 def test_a_variable_that_decides_what_runs_is_on_the_approval_screen(number: int, tell: Tell) -> None:
     hostile = {
         "PATH": "/opt/evil:/usr/bin",

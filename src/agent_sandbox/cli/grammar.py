@@ -241,8 +241,8 @@ It shows what would be promoted and asks: y promotes it, d shows the whole diff,
 
 Files that have changed in reality since the sandbox first touched them are refused, unless --merge or --force says what to
 do. Protected kinds of files, which run by themselves or are trusted without a look (git hooks, CI workflows, shell start-up
-files, …), need --approve: --yes does not cover them. On a terminal you are asked about each kind; those that you refuse are
-left out, and the rest is promoted.
+files, new dependencies, …), need --approve: --yes does not cover them. On a terminal you are asked about each kind; those
+that you refuse are left out, and the rest is promoted.
 
 It is done as a whole or not at all: after a crash, the next verb in this project finishes it or takes it back.
 It exits with 1 if reality has changed or a conflict is open, with 3 if it was not approved or not as

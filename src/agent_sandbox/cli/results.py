@@ -59,6 +59,14 @@ class PathReason:
 
 
 @dataclass(frozen=True)
+class PathRemarks:
+    """A path, and remarks on its change, such as its new dependencies."""
+
+    path: PathName
+    remarks: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class NodeFacts:
     """A file, directory, symlink or device, before or after a change."""
 

@@ -33,7 +33,7 @@ from agent_sandbox.workspace.layers.history import Snapshot
 from agent_sandbox.workspace.merge.tree import Conflict, ConflictKind, MergedEntry, Version, merge_entry, resolve
 from agent_sandbox.workspace.nodes import EntryType, Node
 from agent_sandbox.workspace.promotion import undo
-from agent_sandbox.workspace.promotion.inspect import look_at, protected_classes
+from agent_sandbox.workspace.promotion.inspect import Protection, TreeContext, judge_changes, look_at
 from agent_sandbox.workspace.promotion.plan import Expected, Plan, plan
 from agent_sandbox.workspace.promotion.promote import Promotion, promote, refuse_impossible
 from agent_sandbox.workspace.reality import Base, digest_of_open
@@ -209,6 +209,7 @@ class Wanted:
     caches: bool = False  # also changes in caches
     plan: str = ""  # the digest of the plan whose changes are promoted; see `simulation`
     expect: str | None = None  # the first digits of the digest that the changes must have
+    home: str = ""  # the user's home, where git reads configuration
 
 
 @dataclass(frozen=True)
@@ -227,6 +228,8 @@ class PromotionProposal:
     pending: ChangeSet = ChangeSet()  # all unpromoted changes of the sandbox
     settled: tuple[str, ...] = ()  # chosen paths without a step: the real file is the same already, or stays as it is
     caches: tuple[str, ...] = ()  # caches below the root that are not promoted
+    remarks: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)  # on protected changes, by path
+    around: TreeContext = TreeContext()  # what the changes were judged by
     already: ChangeSet = ChangeSet()  # the settled changes whose real file is the same already
     hashes: ContentDigests = ContentDigests()  # of the content of `changes` and `already`
     history: CarriedRepositories = field(default_factory=CarriedRepositories, hash=False, compare=False)
@@ -271,12 +274,13 @@ class PromotionProposal:
         paths = {change.path for change in changes}
         whole = all(path in paths for path in self.history.changes)
         history = self.history if any(path in paths for path in self.history.changes) else CarriedRepositories()
-        judged = protected_classes(changes.within(self.root), self.expected, self.contents, root=self.root)
+        judged = judge_changes(changes.within(self.root), self.expected, self.contents, root=self.root, around=self.around)
         return replace(
             self,
             changes=changes,
-            classes={**judged, **{path: kinds for path, kinds in history.classes.items() if path in paths}},
+            classes={**judged.classes, **{path: kinds for path, kinds in history.classes.items() if path in paths}},
             moved={path: each for path, each in self.moved.items() if path in paths},
+            remarks=judged.remarks,
             merged=tuple(path for path in self.merged if path in paths),
             settled=tuple(path for path in self.settled if keep(path) and (whole or path not in self.history.raw)),
             already=ChangeSet(tuple(change for change in self.already if keep(change.path))),
@@ -286,11 +290,7 @@ class PromotionProposal:
 
     def protected(self) -> dict[str, tuple[str, ...]]:
         """Return the changed paths by protected class."""
-        paths: dict[str, list[str]] = {}
-        for path, names in self.classes.items():
-            for name in names:
-                paths.setdefault(name, []).append(path)
-        return {name: tuple(paths[name]) for name in sorted(paths)}
+        return Protection(self.classes).by_class()
 
     def approving(self, names: frozenset[str]) -> PromotionProposal:
         """Return a copy of the proposal in which these protected classes are approved, too."""
@@ -362,7 +362,9 @@ def proposed(stored: Stored, policy: Policy, wanted: Wanted, runtime: RuntimeOf)
         chosen = ChangeSet((*chosen, *history.changes.values()))
         inner = chosen.within(root)
         expected = look_at(root, inner)
-        classes = {**protected_classes(inner, expected, contents, root=root), **history.classes}
+        around = TreeContext.of(stored.state.project, policy.files, wanted.home)
+        protection = judge_changes(inner, expected, contents, root=root, around=around)
+        classes = {**protection.classes, **history.classes}
         tree = "" if len(inner) == len(chosen) else os.path.commonpath([root, *history.changes])
         if tree:
             expected |= look_at(tree, chosen.outside(root))
@@ -372,7 +374,7 @@ def proposed(stored: Stored, policy: Policy, wanted: Wanted, runtime: RuntimeOf)
         hashes = ContentDigests((*chosen, *already), contents)
         yield PromotionProposal(
             *(root, chosen, contents, wanted, expected, classes, moved, merged, conflicts, everything, settled, caches),
-            *(already, hashes, history, records, tree),
+            *(protection.remarks, around, already, hashes, history, records, tree),
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
-from agent_sandbox._fast.values import dataclass
+from agent_sandbox._fast.values import dataclass, field
 from agent_sandbox.engine.git_objects import RuntimeOf
 from agent_sandbox.engine.promote import PromotionProposal, Wanted, history_of, selected, with_history
 from agent_sandbox.errors import Busy, WorkspaceError
@@ -45,6 +45,7 @@ class Review:
     mark: ReviewMark | None = None
     why_not: str = ""  # the reason why there is no digest
     words: tuple[str, ...] = ()  # sentences about commits and branches
+    classes: Mapping[str, frozenset[str]] = field(default_factory=dict, hash=False)  # the protected classes of commits and branches
 
     def digest(self) -> tuple[str, str]:
         """Return the digest of the selection and "", or "" and the reason why there is none. Call it after everything was shown."""
@@ -91,7 +92,9 @@ def reviewed(stored: Stored, policy: Policy, wanted: Wanted, runtime: RuntimeOf,
         selection, _ = with_history(selection, stack, history)
         everything, contents = with_history(everything, stack, history)
         shown = {path: each for path, each in digests.items() if path not in history.raw}
-        yield Review(stored, everything, selection, contents, former, shown, digest, mark, why_not or "", history.sentences())
+        yield Review(
+            stored, everything, selection, contents, former, shown, digest, mark, why_not or "", history.sentences(), history.classes
+        )
 
 
 def unified_rows(

@@ -3,18 +3,20 @@
 Pure. Names, modes and link targets decide; for a file that is only sometimes dangerous, its text decides. This module lists everything that
 runs by itself when a person opens, builds, commits or enters a project. Ordinary source code is not listed; the diff is for that. A
 `Makefile` or a `setup.py` runs only when somebody runs it.
+
+The resulting tree is judged, not the change alone: `aliases` finds the other names of a file, `git_settings` the files that git's real
+configuration names, `tool_settings` the texts that name code to run, and `dependencies` the new packages.
 """
 
 from __future__ import annotations
 
-import json
 import posixpath
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from agent_sandbox._fast.values import TYPE_CHECKING
-from agent_sandbox.policy.files import document
 from agent_sandbox.policy.paths import contains
+from agent_sandbox.workspace import tool_settings
 from agent_sandbox.workspace.changes import Change, ChangeSet
 from agent_sandbox.workspace.escape import components, folded
 from agent_sandbox.workspace.nodes import EntryType
@@ -35,51 +37,100 @@ GIT_HISTORY = frozenset(
     }
 )
 
+# The same for other systems of version control. Names that are configuration at any depth are in `_CONFIGURATION`.
+RECORDS: dict[str, frozenset[str]] = {
+    ".git": GIT_HISTORY,
+    ".hg": frozenset({"store", "dirstate", "branch", "bookmarks", "cache", "last-message.txt", "00changelog.i", "undo.dirstate"}),
+    ".jj": frozenset({"repo", "working_copy"}),
+    ".sl": frozenset({"store", "dirstate", "treestate", "bookmarks", "cache", "blackbox", "last-message.txt", "00changelog.i"}),
+    ".svn": frozenset({"wc.db", "wc.db-journal", "pristine", "entries", "format", "tmp"}),
+    ".bzr": frozenset({"repository", "checkout"}),
+}
+_CONFIGURATION = frozenset({"config", "config.toml", "hooks", "git_target", "hgrc", "hgrc-not-shared"})
+
 NAMES = _of(
-    git_config=(".git", ".gitmodules", ".gitattributes", ".gitconfig"),
+    git_config=(*RECORDS, ".gitmodules", ".gitattributes", ".gitconfig", ".lfsconfig", ".hgsub", ".hgrc"),
     ci=(
         *(".gitlab-ci.yml", ".gitlab-ci.yaml", ".travis.yml", "appveyor.yml", ".appveyor.yml", ".drone.yml", ".woodpecker.yml"),
         *(".cirrus.yml", ".cirrus.star", "bitbucket-pipelines.yml", "cloudbuild.yaml", "cloudbuild.yml", "buildspec.yml"),
+        *("bitrise.yml", "codemagic.yaml", "circle.yml", "wercker.yml", ".scrutinizer.yml", ".taskcluster.yml", ".zuul.yaml", "zuul.yaml"),
+        *(".build.yml", ".readthedocs.yaml", ".readthedocs.yml", "netlify.toml", "vercel.json", "render.yaml", "action.yml", "action.yaml"),
+        *("renovate.json", "renovate.json5", ".renovaterc", ".renovaterc.json"),
     ),
     shell_startup=(
         *(".bashrc", ".bash_profile", ".bash_login", ".bash_logout", ".bash_aliases", ".profile", ".zshrc", ".zshenv", ".zprofile"),
         *(".zlogin", ".zlogout", ".kshrc", ".mkshrc", ".cshrc", ".tcshrc", ".login", ".logout", "config.fish", ".inputrc"),
         *(".xprofile", ".xinitrc", ".xsession", ".xsessionrc", ".pam_environment", "crontab", "bash.bashrc", "ld.so.preload"),
+        *(".tmux.conf", ".screenrc", ".wezterm.lua", ".lessfilter", ".selected_editor"),
     ),
     editor=(
         *(".devcontainer.json", ".exrc", ".vimrc", ".gvimrc", ".nvimrc", ".nvim.lua", ".lvimrc", ".local.vimrc", ".dir-locals.el"),
-        *(".dir-locals-2.el", ".emacs", ".kakrc", ".gdbinit", ".lldbinit"),
+        *(".dir-locals-2.el", ".emacs", ".kakrc", ".gdbinit", ".gdbearlyinit", ".lldbinit", ".lazy.lua", ".vimspector.json"),
+        *(".ycm_extra_conf.py", ".luarc.json", ".luarc.jsonc", ".luarc", ".clangd", ".solargraph.yml", ".kateproject", ".tern-project"),
+        *(".gitpod.yml", ".gitpod.dockerfile", ".replit", "replit.nix", ".stackblitzrc", "devfile.yaml", "omnisharp.json", "hie.yaml"),
+        # Language servers run these when a project is opened.
+        *("build.rs", "build.gradle", "build.gradle.kts", "settings.gradle", "settings.gradle.kts", "mix.exs", "package.swift"),
+        *("directory.build.props", "directory.build.targets", ".project", ".factorypath", "platformio.ini"),
     ),
-    environment=(".envrc", ".flaskenv", ".dev.vars", ".mise.toml", "mise.toml", ".tool-versions", ".direnvrc"),
+    environment=(
+        *(".envrc", ".flaskenv", ".dev.vars", ".mise.toml", "mise.toml", ".tool-versions", ".direnvrc", ".rtx.toml", ".asdfrc"),
+        *("flake.nix", "shell.nix", "devbox.json", "devenv.nix", "devenv.yaml", "pixi.toml", ".autoenv", ".autoenv.zsh", ".renviron"),
+        *(".curlrc", ".wgetrc", ".netrc", ".user.ini", ".htaccess"),
+    ),
     package_scripts=(
         *(".npmrc", ".yarnrc", ".yarnrc.yml", ".pnpmfile.cjs", "pnpmfile.js", "binding.gyp", ".pypirc", "pip.conf", "pip.ini", ".gemrc"),
         *(".pre-commit-config.yaml", ".pre-commit-config.yml", ".pre-commit-hooks.yaml", "lefthook.yml", "lefthook.yaml", ".lefthook.yml"),
         *("bunfig.toml", "gradle-wrapper.properties", "init.gradle", ".overcommit.yml", ".huskyrc", ".simple-git-hooks.json"),
+        *("uv.toml", "poetry.toml", "pdm.toml", ".pdm.toml", ".condarc", "nuget.config", ".bazelrc", ".bazeliskrc", ".buckconfig"),
+        *("gradle.properties", ".sbtopts", ".jvmopts", "pnpm-workspace.yaml"),
     ),
-    interpreter_startup=("conftest.py", "sitecustomize.py", "usercustomize.py", ".rprofile", ".irbrc", ".pryrc", ".pdbrc", ".pythonrc"),
+    tool_config=(
+        *("rust-toolchain", "rust-toolchain.toml", ".pylintrc", "pylintrc", ".pylintrc.toml", "pylintrc.toml", ".sqlfluff", ".rspec"),
+        *(".rubocop.yml", ".standard.yml", ".ruby-lsp.yml", ".simplecov", ".ansible.cfg", "ansible.cfg", ".terraformrc", "terraform.rc"),
+        *(".formatter.exs", ".credo.exs", "nx.json", ".nycrc", ".nycrc.json", ".swcrc", ".taprc", ".remarkrc", "hatch.toml"),
+        *(".php-cs-fixer.php", ".php-cs-fixer.dist.php", "rector.php", "ecs.php", "phpstan.neon", "phpstan.neon.dist", "psalm.xml"),
+    ),
+    interpreter_startup=(
+        *("conftest.py", "sitecustomize.py", "usercustomize.py", ".rprofile", ".irbrc", ".pryrc", ".pdbrc", ".pdbrc.py", ".pythonrc"),
+        *(".ghci", ".iex.exs", ".ocamlinit", ".perldb", ".rdbgrc", ".byebugrc", "ipython_config.py", "jupyter_server_config.py"),
+        *("jupyter_notebook_config.py", "jupyter_lab_config.py", "pyvenv.cfg", "entry_points.txt"),  # pytest loads plugins by the last
+    ),
     agent_instructions=(
         *("agents.md", "agents.override.md", "claude.md", "claude.local.md", "gemini.md", "qwen.md", ".mcp.json", "mcp.json"),
         *(".cursorrules", ".windsurfrules", ".clinerules", ".goosehints", ".roomodes", ".roorules", "opencode.json", "opencode.jsonc"),
-        *("copilot-instructions.md", ".claude.json", "skill.md"),
+        *("copilot-instructions.md", ".claude.json", "skill.md", "agent.md", ".rules", "warp.md", "crush.md", "crush.json", ".crush.json"),
+        *(".augment-guidelines", ".kilocodemodes", ".kilocoderules", "mcp_config.json", "mcp_settings.json"),
     ),
     policy=("agent-sandbox.toml",),
 )
 
 # A directory, or two nested names: everything in it is protected.
 DIRECTORIES = _of(
+    git_config=(".config/git",),
     ci=(
         *(".github/workflows", ".github/actions", ".gitea/workflows", ".forgejo/workflows", ".circleci", ".buildkite", ".woodpecker"),
-        *(".azure-pipelines", ".semaphore", ".teamcity", ".gitlab/ci", ".ci", ".tekton"),
+        *(".azure-pipelines", ".semaphore", ".teamcity", ".gitlab/ci", ".ci", ".tekton", ".builds", ".zuul.d", ".github/dependabot.yml"),
     ),
     shell_startup=(
         *(".config/fish", ".config/autostart", ".config/systemd", ".config/environment.d", ".ssh", "profile.d", "cron.d", "cron.daily"),
-        *("cron.hourly", "cron.weekly", "cron.monthly", "etc/systemd", "etc/init.d"),
+        *("cron.hourly", "cron.weekly", "cron.monthly", "etc/systemd", "etc/init.d", ".gnupg", ".local/bin"),
     ),
-    editor=(".vscode", ".idea", ".devcontainer", ".vim", ".nvim", ".config/nvim", ".emacs.d", ".fleet", ".zed", ".helix"),
-    package_scripts=(".husky", ".yarn/releases", ".yarn/plugins", ".cargo", ".bundle", ".mvn", ".git-hooks", ".githooks"),
+    editor=(
+        *(".vscode", ".idea", ".devcontainer", ".vim", ".nvim", ".config/nvim", ".emacs.d", ".fleet", ".zed", ".helix", ".nova", ".vs"),
+        *(".run", ".bsp", ".metals", ".bloop", ".swiftpm", ".externaltoolbuilders", ".codesandbox"),
+    ),
+    environment=(".mise", ".config/mise", ".flox", ".shadowenv.d"),
+    package_scripts=(
+        *(".husky", ".yarn/releases", ".yarn/plugins", ".yarn/sdks", ".cargo", ".bundle", ".mvn", ".git-hooks", ".githooks"),
+        *("gradle/wrapper", "tools/bazel", ".config/pip", ".config/uv"),
+    ),
+    tool_config=(".storybook", "node_modules/.bin"),
+    interpreter_startup=(".ipython", ".jupyter", ".venv/bin", "venv/bin", "renv/activate.r"),
     agent_instructions=(
         *(".cursor", ".claude", ".codex", ".gemini", ".qwen", ".windsurf", ".cline", ".clinerules", ".roo", ".continue", ".kiro"),
         *(".amazonq", ".junie", ".opencode", ".agents", ".github/instructions", ".github/prompts", ".github/agents", ".goose"),
+        *(".github/chatmodes", ".github/skills", ".github/hooks", ".crush", ".factory", ".augment", ".trae", ".openhands", ".devin"),
+        *(".warp", ".rovodev", ".kilocode", ".amp", ".serena", ".tabnine", ".mcp"),
     ),
     # The user's policy file and the system's. A project may be the directory that holds them, or one that they link into.
     policy=(".config/agent-sandbox", "etc/agent-sandbox", "agent-sandbox/policy.toml"),
@@ -87,12 +138,37 @@ DIRECTORIES = _of(
 
 STARTS = {".env.": "environment", ".env-": "environment", "jenkinsfile": "ci", "azure-pipelines": "ci", ".aider": "agent-instructions"}
 STARTS |= {".lintstagedrc": "package-scripts", "lint-staged.config": "package-scripts", ".agent-sandbox": "policy"}
+STARTS |= {".gitlab-ci": "ci", "mise.": "environment", ".mise.": "environment"}
+# Linters, formatters, bundlers and test runners of JavaScript run their configuration; editors start them when a file is saved.
+STARTS |= dict.fromkeys(
+    (
+        *(
+            ".eslintrc",
+            "eslint.config.",
+            ".prettierrc",
+            "prettier.config.",
+            ".babelrc",
+            "babel.config.",
+            ".stylelintrc",
+            "stylelint.config.",
+        ),
+        *("jest.config.", "vitest.config.", "vitest.workspace.", "karma.conf.", "cypress.config.", "playwright.config.", "ava.config."),
+        *("vite.config.", "webpack.config.", "rollup.config.", "rspack.config.", "rsbuild.config.", "tsup.config.", "metro.config."),
+        *("postcss.config.", ".postcssrc", "tailwind.config.", "uno.config.", "next.config.", "nuxt.config.", "svelte.config."),
+        *("astro.config.", "vue.config.", "remix.config.", "docusaurus.config.", ".mocharc", ".commitlintrc", "commitlint.config."),
+        *(".graphqlrc", "graphql.config.", ".markdownlint-cli2", ".textlintrc", ".releaserc", "release.config.", ".golangci"),
+    ),
+    "tool-config",
+)
 NAMES |= {".env": "environment"}
 SUFFIXES = {".pth": "interpreter-startup", ".pyc": "interpreter-startup", ".pyo": "interpreter-startup", ".code-workspace": "editor"}
-SUFFIXES |= {".sublime-project": "editor", ".env": "environment", ".desktop": "shell-startup"}
+SUFFIXES |= {".sublime-project": "editor", ".env": "environment", ".desktop": "shell-startup", "-gdb.py": "editor"}
+SUFFIXES |= dict.fromkeys((".instructions.md", ".prompt.md", ".chatmode.md", ".agent.md"), "agent-instructions")
+_ENDS, _BEGINNINGS = tuple(SUFFIXES), tuple(STARTS)
 
 POWERS = "setuid"
 LINKS, GIT, HISTORY, COLLISION, BULK = "links-out", "git-config", "git-history", "name-collision", "bulk-deletion"
+SECRETS, DEPENDENCY, TOOLS, UNEXAMINED = "links-to-secrets", "new-dependency", "tool-config", "unexamined"
 BULK_LIMIT = 100
 _MOST_LINKS = 40  # the kernel's limit
 
@@ -100,23 +176,28 @@ _MOST_LINKS = 40  # the kernel's limit
 CLASSES: dict[str, str] = {
     POWERS: "it would run with the rights of its owner or with capabilities, whoever starts it",
     LINKS: "a link leads out of the tree, so whoever follows it reads or writes elsewhere",
-    GIT: "git runs programs that its configuration, hooks and attributes name",
+    SECRETS: "a link leads to files that are hidden from the sandbox, so whoever follows it reads a secret",
+    GIT: "git, or another version control system, runs programs that its configuration, hooks and attributes name",
     HISTORY: "it changes what git has recorded: commits, branches, the index",
     "ci": "it runs on your build machines, with their secrets",
     "shell-startup": "it runs whenever somebody logs in or opens a shell",
     "editor": "an editor runs it, or takes programs to run from it, when the project is opened",
     "environment": "programs take settings and secrets from it, and some run it",
     "package-scripts": "package managers and hooks run it, or take programs to run from it",
+    DEPENDENCY: "it names a package that was not installed before, or another version or source of one",
+    TOOLS: "linters, formatters, test runners and build tools run it, or take code to run from it",
     "interpreter-startup": "an interpreter or a test runner runs it without being asked to",
     "agent-instructions": "agents obey it",
     "policy": "it says what sandboxes may do",
     COLLISION: "its name differs from another one only as some systems do not tell apart",
     BULK: f"more than {BULK_LIMIT} files would be deleted at once",
+    UNEXAMINED: "the project has too many files to find every link that leads to a changed file",
 }
 
 Links = Callable[[str], str | None]  # the target of the link that would be at an absolute path; None if there would be no link
 Names = Callable[[str], Iterable[str]]  # the names in a real directory
 Texts = Callable[[Change], tuple[bytes | None, bytes | None]]  # a file's content before and after, as far as it is available
+Judge = Callable[[Change], frozenset[str]]
 
 
 def no_links(path: str) -> str | None:
@@ -124,8 +205,10 @@ def no_links(path: str) -> str | None:
     return None
 
 
-def classes_of(change: Change, project: str, *, links: Links = no_links, texts: Texts | None = None) -> frozenset[str]:
-    """Return the protected classes of a single change. `project` is the root of the tree.
+def classes_of(
+    change: Change, project: str, *, links: Links = no_links, texts: Texts | None = None, also: Iterable[str] = ()
+) -> frozenset[str]:
+    """Return the protected classes of a single change. `project` is the root of the tree, `also` the file's other names, folded.
 
     Without `texts`, every change to a `package.json` or a `pyproject.toml` counts as protected.
     """
@@ -136,14 +219,13 @@ def classes_of(change: Change, project: str, *, links: Links = no_links, texts: 
     if node is not None and node.type is EntryType.SYMLINK and leaves(change.path, node.target, project, links):
         classes.add(LINKS)
     name = folded(posixpath.basename(change.path))
-    if name == ".git" and node is not None and node.type is EntryType.DIRECTORY:  # its entries are classified one by one
+    if name in RECORDS and node is not None and node.type is EntryType.DIRECTORY:  # its entries are classified one by one
         classes = (classes - {GIT}) | {HISTORY}
     if name == "agent-sandbox" and (node is None or node.type is not EntryType.DIRECTORY):
         classes.add("policy")  # the directory of a policy file is removed or replaced
-    if name == "package.json" and _differ(change, texts, _scripts):
-        classes.add("package-scripts")
-    if name == "pyproject.toml" and _differ(change, texts, _our_policy):
-        classes.add("policy")
+    for each in {name, *also}:
+        parts = tool_settings.parts_of(each)
+        classes.update(kind for kind, part in (parts if texts is not None else parts[:1]) if _differ(change, texts, part))
     return frozenset(classes)
 
 
@@ -155,11 +237,16 @@ def classes_of_all(
     links: Links = no_links,
     names: Names = lambda directory: (),
     texts: Texts | None = None,
+    judges: Iterable[Judge] = (),
+    repositories: Iterable[str] = (),
+    also: Callable[[str], Iterable[str]] = lambda path: (),
     bulk_limit: int = BULK_LIMIT,
 ) -> dict[str, frozenset[str]]:
     """Return the protected classes of each change that has any, by path. A class of the whole set has the path of the project.
 
-    `gone` are the paths of real entries that would be removed, including all entries below a removed directory.
+    `gone` are the paths of real entries that would be removed, including all entries below a removed directory. `judges` return further
+    classes of a change, and `also` the other names of a file, folded; `repositories` are directories that real files name as git's own;
+    see `promotion.inspect`.
     """
     classes: dict[str, frozenset[str]] = {}
     removed = {change.path for change in changes if _goes(change)}
@@ -171,13 +258,14 @@ def classes_of_all(
             lost += 1
             below.setdefault(top, set()).update(classes_of_path(_below(path, project)))
     collisions = _collisions(changes, names)
-    bare = _bare_repositories(changes)
+    around = _Repositories(changes, project, names, frozenset(repositories))
     for change in changes:
-        mine = set(classes_of(change, project, links=links, texts=texts)) | below.get(change.path, set())
+        mine = set(classes_of(change, project, links=links, texts=texts, also=also(change.path))) | below.get(change.path, set())
+        mine |= around.classes(change.path)
+        for judge in judges:
+            mine |= judge(change)
         if change.path in collisions:
             mine.add(COLLISION)
-        if posixpath.dirname(change.path) in bare:
-            mine.add(GIT)
         if mine:
             classes[change.path] = frozenset(mine)
     if lost + sum(change.after is None for change in changes) > bulk_limit:
@@ -188,18 +276,31 @@ def classes_of_all(
 def classes_of_path(path: str) -> frozenset[str]:
     """Return the protected classes that follow from a path alone. The path is relative to the project, or absolute if it lies outside."""
     parts = components(path.lstrip("/"))
-    last = parts[-1]
-    if ".git" in parts:
-        inside = parts[parts.index(".git") + 1 :]
-        return frozenset({HISTORY if inside and inside[0] in GIT_HISTORY and "config" not in inside else GIT})
-    classes = {NAMES[last]} if last in NAMES else set()
-    classes |= {kind for suffix, kind in SUFFIXES.items() if last.endswith(suffix)}
-    classes |= {kind for start, kind in STARTS.items() if last.startswith(start)}
+    if not RECORDS.keys().isdisjoint(parts):
+        at = next(at for at, part in enumerate(parts) if part in RECORDS)
+        return frozenset({_recorded(parts[at], parts[at + 1 :])})
+    classes = set(classes_of_name(parts[-1]))
     for at in range(len(parts)):
         for length in (1, 2):
             if kind := DIRECTORIES.get("/".join(parts[at : at + length])):
                 classes.add(kind)
     return frozenset(classes)
+
+
+def classes_of_name(name: str) -> frozenset[str]:
+    """Return the classes that the last name of a path implies. `name` is folded."""
+    classes = {NAMES[name]} if name in NAMES else set()
+    if name.endswith(_ENDS):
+        classes |= {kind for suffix, kind in SUFFIXES.items() if name.endswith(suffix)}
+    if name.startswith(_BEGINNINGS):
+        classes |= {kind for start, kind in STARTS.items() if name.startswith(start)}
+    return frozenset(classes)
+
+
+def _recorded(system: str, inside: tuple[str, ...]) -> str:
+    """Return the class of a path `inside` the directory of a version control system: history or configuration."""
+    names = {"config"} if system == ".git" else _CONFIGURATION
+    return HISTORY if inside and inside[0] in RECORDS[system] and names.isdisjoint(inside) else GIT
 
 
 def lends_power(change: Change) -> bool:
@@ -288,28 +389,64 @@ def _collisions(changes: ChangeSet, names: Names) -> set[str]:
     return collisions
 
 
-def _bare_repositories(changes: ChangeSet) -> set[str]:
-    """Return directories not called .git that git would take for a bare repository, and whose configured programs git would run."""
-    there = {change.path for change in changes if change.after is not None}
-    heads = (posixpath.dirname(path) for path in there if posixpath.basename(path) == "HEAD")
-    return {top for top in heads if f"{top}/objects" in there and f"{top}/refs" in there}
+class _Repositories:
+    """The directories, whatever their names, that git takes for a repository. Git runs the programs that its configuration names.
+
+    A directory with HEAD and either `commondir` or both `objects` and `refs` is one (`is_git_directory` in git's setup.c). Git reads
+    `config` and `hooks` in it. The resulting names count: a repository may be completed by a later promotion. `known` are further ones.
+    """
+
+    def __init__(self, changes: ChangeSet, project: str, names: Names, known: frozenset[str]) -> None:
+        self._project = project
+        self._names = names
+        self._real = known
+        self._new: dict[str, set[str]] = {}
+        self._gone: dict[str, set[str]] = {}
+        for change in changes:
+            directory, name = posixpath.split(change.path)
+            (self._new if change.after is not None else self._gone).setdefault(directory, set()).add(name)
+        self._known: dict[str, tuple[tuple[str, bool], ...]] = {}
+
+    def classes(self, path: str) -> frozenset[str]:
+        """Return the classes of a changed path because of the repositories that it lies in."""
+        around = self._around(posixpath.dirname(path))
+        if not around:
+            return frozenset()
+        return frozenset(_recorded(".git", components(path[len(top.rstrip("/")) + 1 :])) if real else GIT for top, real in around)
+
+    def _around(self, directory: str) -> tuple[tuple[str, bool], ...]:
+        """Return the repositories at or above a directory, and whether each is a real one already."""
+        below = []
+        while directory not in self._known and contains(self._project, directory):
+            below.append(directory)
+            if directory == "/":
+                break
+            directory = posixpath.dirname(directory)
+        around = self._known.get(directory, ())
+        for directory in reversed(below):
+            if folded(posixpath.basename(directory)) in RECORDS:  # those are judged by name
+                around = ()
+                self._known[directory] = around
+                continue
+            real = set(self._names(directory))
+            after = (real - self._gone.get(directory, set())) | self._new.get(directory, set())
+            is_one = directory in self._real or _is_repository(real)
+            if is_one or _is_repository(after):
+                around = (*around, (directory, is_one))
+            self._known[directory] = around
+        return around
+
+
+def _is_repository(names: Iterable[str]) -> bool:
+    spelt = {folded(name) for name in names}
+    return "head" in spelt and ("commondir" in spelt or {"objects", "refs"} <= spelt)
 
 
 def _differ(change: Change, texts: Texts | None, part: Callable[[bytes], Any]) -> bool:
-    if texts is None:
+    if texts is None or any(node is not None and node.type is EntryType.SYMLINK for node in (change.before, change.after)):
         return True
     try:
         before, after = (part(text) if text is not None else None for text in texts(change))
-    except (ValueError, RecursionError, AttributeError):  # text that we cannot parse may still mean something to the program that obeys it
+    except (ValueError, RecursionError, AttributeError, TypeError):  # what we cannot parse may still mean something to a program
         return True
     return bool(before != after)
-
-
-def _scripts(text: bytes) -> Mapping[str, object] | None:
-    manifest = json.loads(text)
-    hooks = ("scripts", "husky", "lint-staged", "simple-git-hooks", "pre-commit", "gypfile", "packageManager")
-    return {name: value for name in hooks if (value := manifest.get(name)) is not None} or None
-
-
-def _our_policy(text: bytes) -> object:
-    return document.loads(text.decode()).get("tool", {}).get("agent-sandbox")

@@ -19,22 +19,27 @@ from agent_sandbox.cli.render import pager
 from agent_sandbox.cli.render.changes import ShownChange, check_patterns, choice_of, gather, refuse_on_a_terminal, show
 from agent_sandbox.cli.render.colours import Painter
 from agent_sandbox.cli.render.messages import Console, Style, remark, shown
-from agent_sandbox.cli.results import OMITTED, Omitted, PathName, VerbResult
+from agent_sandbox.cli.render.protection import path_remarks, remarked
+from agent_sandbox.cli.results import OMITTED, Omitted, PathFacts, PathName, PathRemarks, VerbResult
 from agent_sandbox.engine.promote import Wanted, with_history
 from agent_sandbox.engine.repositories import HistorySource, carry_history
-from agent_sandbox.engine.review import reviewed
+from agent_sandbox.engine.review import Review, reviewed
 from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.work import Command, Outcome, Work
 from agent_sandbox.errors import WorkspaceError
+from agent_sandbox.policy.model import Policy
 from agent_sandbox.runtime.base import ExitReason
 from agent_sandbox.workspace.changes import ChangeSet, Contents
 from agent_sandbox.workspace.diff.formats import HEADING, WARNING, Row, ours
 from agent_sandbox.workspace.digests import PRINTED
 from agent_sandbox.workspace.project import Project
+from agent_sandbox.workspace.promotion.inspect import Protection, TreeContext, judge_changes, look_at
+from agent_sandbox.workspace.protected import CLASSES, DEPENDENCY, GIT, SECRETS, classes_of_all
 from agent_sandbox.workspace.reality import Base
 from agent_sandbox.workspace.stored_sandbox import Stored
 
 _IN_MEMORY = 8 << 20
+_NAMED = 3  # paths of a protected kind; --json has all
 Write = Callable[[bytes], object]
 
 
@@ -52,8 +57,9 @@ class DiffRun:
 class DiffResult(VerbResult):
     """The changes in a sandbox, or those that a command would make, with their content.
 
-    `changes` is empty, because the changes were already printed, one by one. `git` are sentences about commits and branches. `problem`
-    says that a patch lacks content of the project, or that the changes of a command could not be listed.
+    `changes` is empty, because the changes were already printed, one by one. `git` are sentences about commits and branches. `protected`
+    are the changes that a promotion needs an approval for, by kind, and `remarks` say more about some. `problem` says that a patch lacks
+    content of the project, or that the changes of a command could not be listed.
     """
 
     kind = "diff"
@@ -65,6 +71,8 @@ class DiffResult(VerbResult):
     git: tuple[str, ...] = ()
     digest: str | Omitted = OMITTED  # of the changes that a promotion would take
     no_digest: str | Omitted = OMITTED  # the reason why there is none
+    protected: dict[str, tuple[PathFacts, ...]] | Omitted = OMITTED
+    remarks: tuple[PathRemarks, ...] | Omitted = OMITTED
     run: DiffRun | Omitted = OMITTED
     problem: Literal["incomplete", "unlisted"] | Omitted = OMITTED
 
@@ -92,8 +100,9 @@ def diff(options: CommandOptions, console: Console) -> VerbResult:
     hashed = view.form not in ("name-only", "patch")
     stored, policy = Stored(sandbox.state), policy_of(options.policy, sandbox.project)
     with reviewed(stored, policy, wanted, here().process, hashed=hashed) as review:
-        result = replace(result, git=review.words)
         material = gather(view, project, review.everything, review.contents, review.former, review.digests)
+        protection = _judged(ChangeSet(material.files.project), review, project, policy)
+        result = replace(result, git=review.words, protected=_by_kind(protection), remarks=path_remarks(protection.remarks))
         with pager.output(paged=view.pager) as write:  # a reader who quits early is no failure
             _begin(view, write, result)
             result = result if show(view, material, write, console, review.words) else replace(result, problem="incomplete")
@@ -105,7 +114,31 @@ def diff(options: CommandOptions, console: Console) -> VerbResult:
                 if not view.only and os.isatty(1):  # otherwise a program may be the only reader
                     review.remember()
             _end(view, write, result)
+    for name, paths in protection.by_class().items() if console.shows and not console.quiet else ():
+        remark(f"{len(paths):,} of the protected kind {name!r}: {CLASSES[name]}{_named(name, paths, protection, project)}")
     return result
+
+
+def _judged(changes: ChangeSet, review: Review, project: str, policy: Policy) -> Protection:
+    """Judge the changes as a promotion would. A tree that cannot be examined is judged by names alone."""
+    around = TreeContext.of(project, policy.files, here().host.home)
+    try:
+        judged = judge_changes(changes, look_at(project, changes), review.contents, root=project, around=around)
+    except (OSError, WorkspaceError):
+        judged = Protection(classes_of_all(changes, project))
+    return Protection({**judged.classes, **review.classes}, judged.remarks)
+
+
+def _named(name: str, paths: tuple[str, ...], protection: Protection, project: str) -> str:
+    """Return the first paths of a kind, with remarks."""
+    if name not in (DEPENDENCY, SECRETS, GIT):
+        return ""
+    lines = [remarked(path.removeprefix(project.rstrip("/") + "/"), protection.remarks.get(path, ())) for path in paths[:_NAMED]]
+    return ": " + "; ".join(lines) + (f"; and {len(paths) - _NAMED:,} more" if len(paths) > _NAMED else "")
+
+
+def _by_kind(protection: Protection) -> dict[str, tuple[PathFacts, ...]]:
+    return {name: tuple(PathFacts(PathName(path)) for path in paths) for name, paths in protection.by_class().items()}
 
 
 def _promoting(options: CommandOptions, digest: str, why_not: str) -> Iterator[Row]:

@@ -16,7 +16,18 @@ from agent_sandbox.cli.render import pager
 from agent_sandbox.cli.render.changes import check_patterns, gather, show
 from agent_sandbox.cli.render.colours import Painter
 from agent_sandbox.cli.render.messages import Console, Style, counted, remark, reset_terminal, say, shown
-from agent_sandbox.cli.results import OMITTED, DeclinedResult, Omitted, PathFacts, PathName, PathReason, PromotionFacts, VerbResult
+from agent_sandbox.cli.render.protection import path_remarks, remarked
+from agent_sandbox.cli.results import (
+    OMITTED,
+    DeclinedResult,
+    Omitted,
+    PathFacts,
+    PathName,
+    PathReason,
+    PathRemarks,
+    PromotionFacts,
+    VerbResult,
+)
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.promote import CarriedOver, PromotionProposal, Wanted, carry_out, proposed, refuse_unexpected, take_back
 from agent_sandbox.engine.review import diff_for_approver, rows_for_approver
@@ -27,7 +38,7 @@ from agent_sandbox.workspace.diff.formats import LETTERS
 from agent_sandbox.workspace.digests import PRINTED
 from agent_sandbox.workspace.nodes import EntryType
 from agent_sandbox.workspace.promotion.undo import last
-from agent_sandbox.workspace.protected import BULK, CLASSES
+from agent_sandbox.workspace.protected import BULK, CLASSES, DEPENDENCY
 from agent_sandbox.workspace.review_mark import ReviewMark
 from agent_sandbox.workspace.stored_sandbox import Stored
 
@@ -58,6 +69,7 @@ class PromoteResult(VerbResult):
     conflicts: tuple[PathReason, ...]
     refused: tuple[PathReason, ...]
     protected: dict[str, tuple[PathFacts, ...]]
+    remarks: tuple[PathRemarks, ...]
     git: tuple[str, ...]
     caches: tuple[PathFacts, ...]  # left in the sandbox
     digest: str | None  # of the changes, for --expect; None if they cannot be promoted
@@ -179,12 +191,15 @@ def _snapshot_with_changes(stored: Stored, done: CarriedOver) -> int | None:
 
 def _wanted(options: PromoteOptions, project: str) -> Wanted:
     inside, outside = options.only, options.skip
-    covered, skipped = (covering(texts, project=project, home=here().host.home) for texts in (inside, outside))
+    home = here().host.home
+    covered, skipped = (covering(texts, project=project, home=home) for texts in (inside, outside))
 
     def chosen(change: Change) -> bool:
         return (not inside or covered(change.path)) and not skipped(change.path)
 
-    return Wanted(chosen, options.policy.system, options.drift, options.resolve, options.approved, options.caches, expect=options.expect)
+    return Wanted(
+        *(chosen, options.policy.system, options.drift, options.resolve, options.approved, options.caches), expect=options.expect, home=home
+    )
 
 
 def _show(proposal: PromotionProposal, plan: Plan, project: str, console: Console) -> None:
@@ -213,7 +228,8 @@ def _show(proposal: PromotionProposal, plan: Plan, project: str, console: Consol
     _list(f"{len(proposal.conflicts):,} in conflict:", [conflict.sentence() for conflict in proposal.conflicts], project)
     for name, paths in proposal.protected().items():
         agreed = " [approved]" if name in proposal.wanted.approved else f" (--approve {name})"
-        _list(f"{len(paths):,} of the protected kind {name!r}: {CLASSES[name]}{agreed}:", paths, project)
+        lines = [remarked(path, proposal.remarks.get(path, ())) if name == DEPENDENCY else path for path in paths]
+        _list(f"{len(paths):,} of the protected kind {name!r}: {CLASSES[name]}{agreed}:", lines, project)
     _list("not promoted with it:", [f"{left.path}: {left.what}" for left in plan.left_out], project)
 
 
@@ -366,6 +382,7 @@ def _result(
         tuple(PathReason(PathName(each.path), each.kind.value) for each in proposal.conflicts),
         tuple(PathReason(PathName(each.path), each.why) for each in plan.refused),
         {name: _paths(paths) for name, paths in proposal.protected().items()},
+        path_remarks(proposal.remarks),
         tuple(proposal.history.words),
         _paths(proposal.caches),
         None if plan.refused else proposal.digest or None,

@@ -220,6 +220,7 @@ def _carry_out(options: CarryOutOptions, digest: str, store: Store, ends: ExitSt
         system=options.system,
         caches=options.caches,
         files_only=options.files_only,
+        home=here().host.home,
     ) as ready:
         if console.shows and not console.quiet:
             _show(options, ready, console)

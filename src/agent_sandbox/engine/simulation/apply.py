@@ -50,6 +50,7 @@ def opened(
     system: bool = False,
     caches: bool = False,
     files_only: bool = False,
+    home: str = "",
 ) -> Iterator[Ready]:
     """Open and check the plan whose digest begins with `prefix`, and lock the project's sandbox. Changes nothing yet.
 
@@ -65,7 +66,7 @@ def opened(
         left_out = tuple(_left_out(plan, system=system, caches=caches))
         chosen = {effect.path for effect in plan.files if system or effect.place != "elsewhere"}.difference(left_out)
         clone = Stored(PlanState(stored.state.store, plan.project, kept.state.id))
-        wanted = Wanted(lambda change: change.path in chosen, system=system, approved=approved, caches=caches, plan=plan.digest)
+        wanted = Wanted(lambda change: change.path in chosen, system=system, approved=approved, caches=caches, plan=plan.digest, home=home)
         with stored.state.lock(command="carry-out"), proposed(clone, policy, wanted, runtime) as proposal:
             _refuse_changed(plan, proposal, chosen, governed=policy.digest(), base=base_of(pending(stored, policy)))
             yield Ready(plan, kept, stored, clone, proposal, left_out)

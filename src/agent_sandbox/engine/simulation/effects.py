@@ -21,7 +21,7 @@ from agent_sandbox.readers.shell.effects import EffectKind, Understanding
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.changes import Change, ChangeSet, Contents, place_of
 from agent_sandbox.workspace.nodes import EntryType
-from agent_sandbox.workspace.promotion.inspect import look_at, protected_classes
+from agent_sandbox.workspace.promotion.inspect import TreeContext, look_at, protected_classes
 from agent_sandbox.workspace.protected import classes_of_all
 
 if TYPE_CHECKING:
@@ -70,13 +70,15 @@ def _digest(change: Change, contents: Contents) -> str:
         os.close(fd)
 
 
-def with_risks(effects: Iterable[FileEffect], changes: ChangeSet, contents: Contents, project: str) -> tuple[FileEffect, ...]:
+def with_risks(
+    effects: Iterable[FileEffect], changes: ChangeSet, contents: Contents, project: str, around: TreeContext
+) -> tuple[FileEffect, ...]:
     """Return the effects with their risks. `changes` are the changes that the effects describe."""
     classes: dict[str, frozenset[str]] = {}
     for root, part in ((project, changes.within(project)), ("/", changes.outside(project))):
         if len(part):
             try:
-                classes |= protected_classes(part, look_at(root, part), contents, root=root)
+                classes |= protected_classes(part, look_at(root, part), contents, root=root, around=around)
             except (OSError, WorkspaceError):  # the real files cannot be examined; most classes depend on names alone
                 classes |= classes_of_all(part, root)
     by_path = {change.path: change for change in changes}

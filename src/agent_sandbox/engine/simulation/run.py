@@ -22,6 +22,7 @@ from agent_sandbox.errors import Busy, WorkspaceError
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.runtime.observe import NOT_ALL
 from agent_sandbox.workspace.changes import ChangeSet, Contents
+from agent_sandbox.workspace.promotion.inspect import TreeContext
 from agent_sandbox.workspace.saved_plans import Plans, PlanState
 from agent_sandbox.workspace.stored_sandbox import Stored
 
@@ -69,7 +70,9 @@ def simulated(
             problem = problem or unread
             touched = {path for path, effect in after.items() if before.get(path) != effect}
             changes = everything.chosen(lambda change: change.path in touched)
-            files = effects.with_risks([after[change.path] for change in changes], changes, stack, project)
+            files = effects.with_risks(
+                [after[change.path] for change in changes], changes, stack, project, TreeContext.of(project, policy.files)
+            )
             read, all_of_it = effects.inputs_of(outcome.observed, project, since_ns=since_ns, besides=after)
             given_up = sorted(path for path in before if path not in after)
             plan = plan_of(work, outcome, policy, project, files, governed=governed, clock=clock)
@@ -105,7 +108,7 @@ def plan_apart(session: Session, work: Work, project: str, *, clock: Callable[[]
     def keep(changes: ChangeSet, contents: Contents) -> None:
         known, unread = effects.file_effects(changes, contents, project)
         problems.append(unread)
-        file_effects.append(effects.with_risks(known.values(), changes, contents, project))
+        file_effects.append(effects.with_risks(known.values(), changes, contents, project, TreeContext.of("/", session.policy.files)))
 
     outcome = session.run(replace(work, on_changes=keep, observe=True))
     policy = session.policy

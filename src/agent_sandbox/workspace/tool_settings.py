@@ -1,0 +1,201 @@
+"""The settings in a configuration file that name code to run, read from its text. Pure.
+
+Most edits of a `pyproject.toml` or a `setup.cfg` are harmless, so their text decides. `PARTS` has, by folded file name, the protected
+classes that a text may have and the functions that return its part for each. A change counts if the part differs. The functions raise
+ValueError, AttributeError or RecursionError for a text that they cannot parse; that counts, too: the program that obeys it may be able to.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+
+from agent_sandbox._fast.values import TYPE_CHECKING
+from agent_sandbox.policy.files import document
+
+if TYPE_CHECKING:
+    from typing import Any
+
+Part = Callable[[bytes], object]
+
+# Settings of pytest without code in them. All others count: `addopts`, `pythonpath`, `filterwarnings` and plugins' own import modules.
+_PLAIN_OF_PYTEST = frozenset(
+    {
+        *("testpaths", "markers", "minversion", "norecursedirs", "xfail_strict", "junit_family", "console_output_style", "timeout"),
+        *("asyncio_mode", "asyncio_default_fixture_loop_scope", "python_functions", "python_classes", "empty_parameter_set_mark"),
+        *("log_cli", "log_cli_level", "log_level", "log_format", "log_date_format", "log_file_level", "tmp_path_retention_policy"),
+    }
+)
+_PLAIN_OPTIONS = (
+    *(
+        "-v",
+        "-q",
+        "-x",
+        "-r",
+        "-s",
+        "-l",
+        "-n",
+        "-k",
+        "-m",
+        "--strict",
+        "--tb=",
+        "--cov=",
+        "--cov-report",
+        "--cov-fail-under",
+        "--durations",
+    ),
+    *("--maxfail", "--disable-warnings", "--color", "--doctest-modules", "--showlocals", "--no-header", "--lf", "--ff", "--exitfirst"),
+)
+_PLUGINS = ("plugins", "load-plugins", "load_plugins", "init-hook", "init_hook")
+
+
+def _scripts(text: bytes) -> Mapping[str, object] | None:
+    manifest = json.loads(text)
+    hooks = (
+        "scripts",
+        "husky",
+        "lint-staged",
+        "simple-git-hooks",
+        "pre-commit",
+        "gypfile",
+        "packageManager",
+        "trustedDependencies",
+        "pnpm",
+    )
+    return {name: value for name in hooks if (value := manifest.get(name)) is not None} or None
+
+
+def _tools_of_package(text: bytes) -> object:
+    """Return the settings of linters and test runners in a package.json: each may name modules that they load."""
+    manifest = json.loads(text)
+    tools = (
+        "eslintConfig",
+        "prettier",
+        "babel",
+        "jest",
+        "vitest",
+        "stylelint",
+        "mocha",
+        "ava",
+        "xo",
+        "postcss",
+        "nyc",
+        "tap",
+        "commitlint",
+    )
+    return {name: value for name in (*tools, "release") if (value := manifest.get(name)) is not None} or None
+
+
+def _composer_scripts(text: bytes) -> object:
+    manifest = json.loads(text)
+    configured = manifest.get("config") or {}
+    code = {"scripts": manifest.get("scripts"), "plugins": configured.get("allow-plugins"), "bin": configured.get("bin-dir")}
+    return {name: value for name, value in code.items() if value is not None} or None
+
+
+def _our_policy(text: bytes) -> object:
+    return document.loads(text.decode()).get("tool", {}).get("agent-sandbox")
+
+
+def _tools_of_pyproject(text: bytes) -> object:
+    values = document.loads(text.decode())
+    tool, build = values.get("tool", {}), values.get("build-system", {})
+    hatch = tool.get("hatch", {})
+    code: dict[str, object] = {
+        "backend": (build.get("build-backend"), build.get("backend-path")),
+        "entry points": values.get("project", {}).get("entry-points"),
+        "pytest": _of_pytest({**tool.get("pytest", {}).get("ini_options", {})}),
+        "mypy": tool.get("mypy", {}).get("plugins"),
+        "coverage": tool.get("coverage", {}).get("run", {}).get("plugins"),
+        "hatch": [hatch.get(name) for name in ("build", "version", "metadata") if _has_code(hatch.get(name))],
+        "poetry": tool.get("poetry", {}).get("build"),
+        "pdm": tool.get("pdm", {}).get("build"),
+        "tox": tool.get("tox", {}).get("legacy_tox_ini"),
+    }
+    code["pylint"] = [*_plugins(tool.get("pylint", {}))]
+    return {name: value for name, value in code.items() if value not in (None, [], {}, (None, None))} or None
+
+
+def _has_code(values: Any) -> bool:
+    return isinstance(values, dict) and ("hooks" in values or "path" in values or any(_has_code(value) for value in values.values()))
+
+
+def _plugins(values: Mapping[str, Any]) -> Iterator[object]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _plugins(value)
+        elif name in _PLUGINS:
+            yield name, value
+
+
+def _of_pytest(options: dict[str, Any]) -> dict[str, object]:
+    code = {name: value for name, value in options.items() if name not in _PLAIN_OF_PYTEST}
+    if "addopts" in code:
+        words = code["addopts"] if isinstance(code["addopts"], list) else str(code["addopts"]).split()
+        code["addopts"] = [word for word in words if str(word).startswith("-") and not str(word).startswith(_PLAIN_OPTIONS)]
+        if not code["addopts"]:
+            del code["addopts"]
+        elif "-p" in code["addopts"]:
+            code["addopts"] = words  # the plugin's name is the next word
+    return code
+
+
+def _of_ini(text: bytes) -> object:
+    """Return the code that an INI file of pytest, flake8, mypy, pylint, coverage or setuptools names."""
+    from configparser import ConfigParser, Error  # slow to load, and few promotions have such a file
+
+    parser = ConfigParser(interpolation=None, strict=False, allow_no_value=True, delimiters=("=", ":"))
+    try:
+        parser.read_string(text.decode())
+    except Error as error:
+        raise ValueError("it is no INI file") from error
+    code: dict[str, object] = {}
+    for section in parser.sections():
+        values = dict(parser.items(section))
+        if section in ("pytest", "tool:pytest"):
+            code[section] = _of_pytest(values) or None
+        elif section in ("flake8:local-plugins", "options.entry_points"):
+            code[section] = values
+        elif section == "options":
+            code[section] = values.get("cmdclass")
+        else:
+            code[section] = [*_plugins(values)] or None
+    return {section: values for section, values in code.items() if values is not None} or None
+
+
+def _lines_with(*markers: str) -> Part:
+    """Return a function that returns the lines with one of the markers; case does not matter."""
+
+    def part(text: bytes) -> object:
+        lines = text.decode(errors="surrogateescape").lower().splitlines()
+        return [" ".join(line.split()) for line in lines if any(marker in line for marker in markers)] or None
+
+    return part
+
+
+def _language_plugins(text: bytes) -> object:
+    """Return the text of a tsconfig.json that names plugins of the language server. It may have comments, so it is not parsed."""
+    return text if b'"plugins"' in text else None
+
+
+_INI = (("tool-config", _of_ini),)
+_MSBUILD = (("editor", _lines_with("<target", "<exec", "<usingtask", "<import", "<analyzer", "task")),)
+
+PARTS: dict[str, tuple[tuple[str, Part], ...]] = {
+    "package.json": (("package-scripts", _scripts), ("tool-config", _tools_of_package)),
+    "composer.json": (("package-scripts", _composer_scripts),),
+    "pyproject.toml": (("policy", _our_policy), ("tool-config", _tools_of_pyproject)),
+    **dict.fromkeys(("setup.cfg", "tox.ini", "pytest.ini", ".pytest.ini", ".flake8", "mypy.ini", ".mypy.ini", ".coveragerc"), _INI),
+    "tsconfig.json": (("editor", _language_plugins),),
+    "jsconfig.json": (("editor", _language_plugins),),
+    "phpunit.xml": (("tool-config", _lines_with("bootstrap", "<extension", "<listener")),),
+    "phpunit.xml.dist": (("tool-config", _lines_with("bootstrap", "<extension", "<listener")),),
+}
+SUFFIXED = {".csproj": _MSBUILD, ".fsproj": _MSBUILD, ".vbproj": _MSBUILD}
+
+
+def parts_of(name: str) -> tuple[tuple[str, Part], ...]:
+    """Return the protected classes that the text of a file may have, each with its function. `name` is folded."""
+    if found := PARTS.get(name):
+        return found
+    return next((parts for suffix, parts in SUFFIXED.items() if name.endswith(suffix)), ())
