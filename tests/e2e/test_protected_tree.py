@@ -26,9 +26,9 @@ def repository(shell: Shell) -> Shell:
     (shell.cwd / "pipelines").mkdir()
     os.symlink("pipelines", shell.cwd / ".github")
     (shell.cwd / "requirements.txt").write_text("requests==2.0\n")
-    (shell.cwd / ".env").write_text("TOKEN=canary\n")
     git(shell, "add", "-A")
     git(shell, "commit", "-qm", "first")
+    (shell.cwd / ".env").write_text("TOKEN=canary\n")  # not tracked, so it is hidden
     return shell
 
 

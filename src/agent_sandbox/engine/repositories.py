@@ -164,7 +164,7 @@ class _Carrier:
     ) -> None:
         self.place, self.source, self.files, self.mine, self.chosen = place, source, files, mine, chosen
         self.has_references = has_references  # no other worktree of the same repository has carried them over already
-        self.is_new = files.node(place.common) is None
+        self.is_new = files.real(f"{place.directory}/HEAD") is None
         self.made: dict[str, bytes | None] = {}  # the new content of each file; None if it goes
         self.moved: dict[str, MovedOn] = {}
         self.classes: dict[str, frozenset[str]] = {}
