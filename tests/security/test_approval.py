@@ -135,10 +135,16 @@ def test_another_value_of_a_variable_another_input_or_argument_is_another_questi
         verdict = Ask(Reason("risky", "it is risky"), "x", details=work.text())
         return approver.ask(action_of(work), verdict, desk.now + 100)
 
-    first = Work(push, {"GIT_SSH_COMMAND": "ssh-secret-value"})
+    first = Work(push, {"GIT_AUTHOR_TOKEN": "secret-value", "GIT_SSH_COMMAND": "ssh -F mine"})
     desk.says(Decision.FOR_THIS_RUN)
-    assert asked(first) == Granted("alice") and "ssh-secret-value" not in first.text()
-    others = (Work(push, {"GIT_SSH_COMMAND": "evil"}), Work(push, first.env, stdin=b"evil"), Work(Code("python", "1"), {}))
+    assert asked(first) == Granted("alice")
+    assert "secret-value" not in first.text() and "GIT_SSH_COMMAND=ssh -F mine" in first.text(), "what runs is shown, what is secret is not"
+    others = (
+        Work(push, {**first.env, "GIT_SSH_COMMAND": "evil"}),
+        Work(push, {**first.env, "GIT_AUTHOR_TOKEN": "evil"}),
+        Work(push, first.env, stdin=b"evil"),
+        Work(Code("python", "1"), {}),
+    )
     assert all(isinstance(asked(other), Refused) for other in others)
     assert asked(first) == Granted("alice")
     assert Work(Code("python", "1", ("a",)), {}).text() != Work(Code("python", "1", ("b",)), {}).text()

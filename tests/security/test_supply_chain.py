@@ -218,7 +218,11 @@ def _problems(wheel: Path) -> list[str]:
     (record,) = (name for name in contents if name.endswith(".dist-info/RECORD"))
     information = record.removesuffix("RECORD")
     problems = [name for name in contents if not name.startswith(("agent_sandbox/", "agentbox/", information))]
-    problems += [name for name in contents if not name.startswith(information) and not name.endswith((".py", "py.typed", *OUR_SCRIPTS))]
+    problems += [
+        name
+        for name in contents
+        if not name.startswith(information) and not name.endswith((".py", "py.typed", "workspace/known_packages.txt", *OUR_SCRIPTS))
+    ]
     wanted = Parser().parsestr(contents[information + "METADATA"].decode()).get_all("Requires-Dist") or []
     problems += [f"needs {requirement}" for requirement in wanted if "extra ==" not in requirement]
     listed = {row[0]: row[1] for row in csv.reader(contents[record].decode().splitlines())}

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -117,7 +118,9 @@ def test_a_nul_byte_does_not_turn_a_text_into_a_binary(sides: Sides) -> None:
 def test_a_binary_is_summed_up(sides: Sides) -> None:
     (sides.old / "f").write_bytes(bytes(range(256)))
     (sides.new / "f").write_bytes(bytes(range(255)))
-    assert "256 bytes" in sides.diff()[-1] and "255 bytes" in sides.diff()[-1]
+    *_, summed_up, digest = sides.diff()
+    assert "256 bytes" in summed_up and "255 bytes" in summed_up
+    assert digest == f"new content: 255 bytes, sha256 {sha256(bytes(range(255))).hexdigest()}"
 
 
 def test_additions_are_shortened_and_that_is_said_but_deletions_never(sides: Sides) -> None:
@@ -126,14 +129,14 @@ def test_additions_are_shortened_and_that_is_said_but_deletions_never(sides: Sid
     lines = sides.diff(DiffLimits(added=10, columns=20))
     assert sum(line.startswith("-old") and line.endswith("x" * 50) for line in lines) == 100
     assert sum(line.startswith("+new") for line in lines) == 10
-    assert lines[-1] == "\\ 90 more added lines are not shown (--all shows them)"
-    assert "more characters" in lines[-2]
+    assert lines[-2] == "\\ 90 more added lines are not shown (--all shows them)" and "sha256" in lines[-1]
+    assert "more characters" in lines[-3]
 
 
 def test_what_is_too_large_to_be_added_is_cut_and_said(sides: Sides) -> None:
     (sides.new / "f").write_text("x\n" * 50)
     lines = sides.diff(DiffLimits(bytes=50))
-    assert lines[-2:] == ["+x", "\\ 52 more bytes are added, too much to show"]
+    assert lines[-3:-1] == ["+x", "\\ 52 more bytes are added, too much to show"] and "sha256" in lines[-1]
     assert lines.count("+x") == 24
 
 
