@@ -1,9 +1,9 @@
-"""The git objects that a sandbox has made: read in a sandbox of their own, checked by the host, and written to a real repository.
+"""Read the git objects that a sandbox has made, check them, and write them to a real repository.
 
-Formats of packs are a wide door, so nothing of the guest's is unpacked here. A program without files, network or children unpacks it, and
-the host computes the name of each object, checks its syntax, and follows every reference. What is missing or malformed is refused. Objects
-are written before any reference to them: if the process is killed in between, the repository has objects that nothing needs, and git
-removes them in time.
+A parser of packs is easy to attack, so the host unpacks nothing that a guest wrote. A sandboxed program without files, network or children
+unpacks the objects. The host then computes the name of each object, checks its syntax, and follows every reference. Missing and malformed
+objects are refused. Objects are written before any reference to them: if the process is killed in between, the repository has unused
+objects, which git removes in time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ RuntimeOf = Callable[[], Runtime]
 
 
 class GuestObjects:
-    """Checked objects of a sandbox, by name, on top of the objects of the real repository. A context manager."""
+    """The checked new objects of a sandbox, together with the objects of the real repository. A context manager."""
 
     def __init__(self, real: ObjectFiles, algorithm: str) -> None:
         self.real, self.algorithm, self.width = real, algorithm, WIDTHS[algorithm]
@@ -61,9 +61,10 @@ class GuestObjects:
     def fill(
         self, wanted: Iterable[str], optional: Iterable[str], files: list[tuple[str, Change]], contents: Contents, runtime: RuntimeOf
     ) -> set[str]:
-        """Read the objects that `wanted` and `optional` need from the sandbox's `files`.
+        """Read the objects named in `wanted` and `optional`, and all objects that they need, from the sandbox's `files`.
 
-        Returns those of `optional` that are not complete. Raises `Damaged` if a wanted one is not, or if an object is malformed.
+        Returns the names in `optional` that cannot be used, because an object that they need is missing. Raises `Damaged` if that happens
+        to a name in `wanted`, or if an object is malformed.
         """
         needed, extra = ({name for name in names if not self.real.has(name)} for names in (wanted, optional))
         if not needed and not extra:
@@ -90,7 +91,7 @@ class GuestObjects:
         self._spool.write(content)
 
     def _reach(self, names: Iterable[str], reached: set[str]) -> None:
-        """Add everything to `reached` that these objects need. Raises `Damaged` if one is neither here nor in the real repository."""
+        """Add these new objects, and all they need, to `reached`. Raises `Damaged` if one is neither new nor in the real repository."""
         todo = list(names)
         while todo:
             name = todo.pop()
@@ -114,7 +115,7 @@ class GuestObjects:
         return found
 
     def commit(self, name: str) -> Commit | None:
-        """Return a commit; for a tag, the commit that it names; None for anything else."""
+        """Return the commit of this name, or the commit that the tag of this name points to; None for another kind of object."""
         for _ in range(10):
             kind, content = self.read(name)
             if kind == "commit":
@@ -125,7 +126,7 @@ class GuestObjects:
         return None
 
     def tree(self, name: str) -> dict[str, tuple[str, str]]:
-        """Return the entries of a tree: the mode and the object of each name."""
+        """Return the entries of a tree object by file name: the mode and the object name of each."""
         if name not in self._trees:
             kind, content = self.read(name)
             if kind != "tree":
@@ -138,10 +139,10 @@ class GuestObjects:
         return self._places[name][2] if name in self._places else len(self.read(name)[1])
 
     def commits_after(self, tip: str, olds: Iterable[str]) -> list[tuple[str, Commit]]:
-        """Return the commits that lead to a tip and to none of the old commits, the newest first.
+        """Return the commits that `git log tip --not olds` would list, the newest first.
 
-        Both sides are walked by time, as git does, until only commits are left that lead to an old one. After `_MOST_COMMITS`, or where
-        the history of a shallow clone ends, the walk ends.
+        Commits are visited by time, as in git, until only ancestors of `olds` are left. The walk also ends after `_MOST_COMMITS` commits,
+        and where the history of a shallow clone ends.
         """
         found: dict[str, Commit | None] = {}
         old: set[str] = set()
@@ -181,9 +182,9 @@ class GuestObjects:
             yield f"pack/pack-{name}.idx", index
 
     def write(self, top: int) -> None:
-        """Write the objects to the `objects` directory of a real repository, given as a descriptor. Raises OSError.
+        """Write the new objects to the `objects` directory of a real repository. `top` is its descriptor. Raises OSError.
 
-        An object that the repository has already stays as it is.
+        Files that exist already are not written again.
         """
         for path, content in self.as_files():
             directory, _, name = path.partition("/")
@@ -191,7 +192,7 @@ class GuestObjects:
 
 
 def _write(top: int, directory: str, name: str, content: bytes) -> None:
-    """Write one file of objects, unless it is there. It has its name only when it is complete and on the disk."""
+    """Write a file to a directory in `objects` (`top`), unless it exists. The file gets its name once its content is on the disk."""
     above = os.fstat(top)
     owner = above.st_uid, above.st_gid
     with suppress(FileExistsError):
@@ -226,7 +227,7 @@ def _write(top: int, directory: str, name: str, content: bytes) -> None:
 def _unpacked(
     wanted: list[str], files: list[tuple[str, Change]], contents: Contents, real: ObjectFiles, width: int, runtime: RuntimeOf
 ) -> Iterator[tuple[str, bytes]]:
-    """Yield the kind and the content of each object that the program in the sandbox gives back. Nothing in it is to be believed."""
+    """Unpack the objects in a sandbox, and yield the kind and the content of each. The caller must not trust them."""
     with tempfile.TemporaryFile() as order, tempfile.TemporaryFile() as output:
         packed = any(name.endswith(".pack") for name, _ in files)
         held = real.packed_names() if packed else b""

@@ -125,7 +125,7 @@ def is_so_already(change: Change, moved: MovedOn, contents: Mixed) -> bool:
 
 
 def _lively(path: str, moved: MovedOn, how: Word | Choice | None) -> Iterator[tuple[Conflict, Answer]]:
-    """Yield the conflict for a real file that changed in a directory which the sandbox removed, with the answer that `how` gives."""
+    """Yield a conflict and the answer of `how`: the real file at `path` changed, but the sandbox removed its directory."""
     conflict = Conflict(path, ConflictKind.DELETED_OURS, None, None, None, moved.base.known)
     yield conflict, how(conflict) if callable(how) else how
 
@@ -199,7 +199,10 @@ def _all(change: Change) -> bool:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The options of a promotion. `chosen` returns whether a change is to be promoted."""
+    """The options of a promotion. `chosen` returns whether a change is to be promoted.
+
+    `plan` is the digest of the simulated plan to promote. `expect` is the beginning of the digest that the changes must have.
+    """
 
     chosen: Callable[[Change], bool] = _all
     system: bool = False  # also changes outside the project
@@ -237,7 +240,7 @@ class PromotionProposal:
     tree: str = ""  # the directory above the project and its repository, if the project is a linked worktree of another place
 
     def plan(self) -> Plan:
-        """Return the plan: its steps, and the changes that are refused or held. Cached, because a proposal does not change."""
+        """Return the plan: its steps, the refused changes, and those that still need an approval. Cached: a proposal does not change."""
         return self._plan
 
     @cached_property
@@ -251,9 +254,9 @@ class PromotionProposal:
 
     @property
     def digest(self) -> str:
-        """The digest of everything that would be promoted, and of what is in reality already. "" if there is too much to promote.
+        """The digest of the changes that would be promoted and of those that the real tree already has; "" if there is too much content.
 
-        For a repository it covers the sandbox's own files. What is written for them also depends on the real repository.
+        For a git repository it covers the files in the sandbox, not the files that a promotion writes for them.
         """
         return self._digest
 
@@ -266,9 +269,9 @@ class PromotionProposal:
         return digest_of(ChangeSet((*files, *self.already, *self.records)), {**self.hashes.by_path(), **records.by_path()})
 
     def narrowed(self, keep: Callable[[str], bool]) -> PromotionProposal:
-        """Return the proposal with only those of its changes whose path is kept, and the new directories that these lie in.
+        """Return the proposal with only the changes whose path `keep` accepts, and the new directories that these lie in.
 
-        The sandbox's own files of a repository stay in the sandbox, unless everything of that repository is kept.
+        The sandbox's own git files count as promoted only if all changes of repositories are kept.
         """
         changes = self.changes.chosen(lambda change: keep(change.path))
         paths = {change.path for change in changes}
@@ -318,8 +321,8 @@ def proposed(stored: Stored, policy: Policy, wanted: Wanted, runtime: RuntimeOf)
     """Yield a proposed promotion. The sandbox is locked inside the block. Raises `Busy` while a run uses the sandbox.
 
     Drift, conflicts and protected classes raise nothing here: they are in the proposal. Raises `PolicyError` for unknown options, for an
-    unknown protected class, and for a path with two changes, made under different file rules. The git objects of the sandbox are read in a
-    sandbox of `runtime`.
+    unknown protected class, and for a path with two changes, made under different file rules. `runtime` returns the runtime in which the
+    git objects of the sandbox are read.
     """
     if wanted.drift not in _DRIFTED:
         raise PolicyError(f"unknown drift mode: {wanted.drift!r}", hint=f"there are: {', '.join(_DRIFTED)}")
@@ -379,7 +382,7 @@ def proposed(stored: Stored, policy: Policy, wanted: Wanted, runtime: RuntimeOf)
 
 
 def selected(everything: ChangeSet, project: str, wanted: Wanted) -> tuple[ChangeSet, tuple[str, ...]]:
-    """Return the changes that a promotion would take, and the paths of caches that it would leave. A diff shows the same changes."""
+    """Return the changes that a promotion or a diff with these options takes, and the changed paths in caches that it leaves out."""
     inside = everything.within("/" if wanted.system else project)
     noise = {change.path for change in inside if not wanted.caches and place_of(change.path, project) == "noise"}
     caches = tuple(change.path for change in inside if change.path in noise and wanted.chosen(change))
@@ -396,9 +399,10 @@ def history_of(
     runtime: RuntimeOf,
     until_the_end: ExitStack,
 ) -> tuple[CarriedRepositories, ChangeSet]:
-    """Return the history of repositories in a stored sandbox, and the sandbox's own files that it is made of.
+    """Return the git history of a stored sandbox as changes to real repositories, and the sandbox's own changes that these replace.
 
-    `asked_for` are the changes that would be promoted. The repository of a linked worktree may lie outside the project.
+    `asked_for` are the changes that would be promoted. The repository of a linked worktree may lie outside the project. The history can be
+    used until the stack `until_the_end` is closed.
     """
     project, root = stored.state.project, "/" if wanted.system else stored.state.project
     common = linked_repository(root) if root != "/" else ""
@@ -412,7 +416,7 @@ def history_of(
 
 
 def with_history(changes: ChangeSet, contents: Contents, history: CarriedRepositories) -> tuple[ChangeSet, Mixed]:
-    """Return changes and contents as a promotion would write them: with the history in place of the sandbox's own files of repositories."""
+    """Return changes and contents in which the sandbox's own git files are replaced by the files that a promotion writes for them."""
     mixed = Mixed(contents)
     for path, content in history.contents.items():
         mixed.put(path, content)
@@ -423,7 +427,7 @@ _GONE = "the directory that it lies in has gone in reality"
 
 
 def _missing_above(changes: ChangeSet, root: str) -> dict[str, list[str]]:
-    """Return the changes whose directory is neither real nor part of the changes, each with the missing directories, the deepest first."""
+    """Return for each changed path the missing directories above it, the deepest first. Missing: neither real nor one of the changes."""
     after = {change.path for change in changes if change.after is not None and change.after.type is EntryType.DIRECTORY}
     known: dict[str, list[str]] = {root: []}
 
@@ -443,7 +447,7 @@ def _new_directories(above: Mapping[str, list[str]]) -> Iterator[Change]:
 
 
 def _answered(history: CarriedRepositories, wanted: Wanted) -> tuple[Conflict, ...]:
-    """Answer the conflicts of a repository: its values cannot be merged, so one side is taken. Return those without an answer."""
+    """Answer conflicts in git history by `wanted.resolve`, and return those without an answer. An answer takes one side whole."""
     if wanted.drift != "merge":
         return ()
     conflicts: list[Conflict] = []
@@ -458,7 +462,7 @@ def _answered(history: CarriedRepositories, wanted: Wanted) -> tuple[Conflict, .
 
 
 def refuse_unexpected(proposal: PromotionProposal, gate: Gate) -> None:
-    """Raise `Denied`, and record the refusal, if the changes do not have the digest that is expected of them."""
+    """Raise `Denied`, and record the refusal, if the digest of the changes is not the expected one (`wanted.expect`)."""
     expected = proposal.wanted.expect
     if expected is not None and not proposal.digest.startswith(checked(expected)):
         digest = proposal.digest or "none: there is too much content"
@@ -534,7 +538,7 @@ def _done(
 
 
 def _leaving(proposal: PromotionProposal) -> Leaving:
-    """Return the promoted paths to drop from the layers. Promoted directories that still hold unpromoted changes are listed apart."""
+    """Return the promoted paths to drop from the layers. Promoted directories that still hold unpromoted changes are listed separately."""
     carried = {change.path for change in proposal.changes}.union(proposal.settled)
     staying: set[str] = set()
     for change in proposal.pending:

@@ -1,10 +1,10 @@
 """Carry the commits of a sandbox over to the real repository.
 
 The guest's files below `.git` are never copied. Its new objects are checked (`git_objects`) and written anew. References, HEAD, the index
-and the logs are compared by meaning with those of the clone and with the real ones, and the host writes them itself: as ordinary changes of
-the promotion, so that drift, undo and recovery work for them as for any file. git is not run, so no hook and no setting takes effect.
+and the logs are compared by meaning with those of the clone and with the real ones. The host writes them as ordinary changes of the
+promotion, so that drift, undo and recovery work for them as for any file. git is not run, so no hook and no setting takes effect.
 
-What git would run or obey (hooks, configuration, attributes) is no history: it stays in the list of changes, with a kind of its own.
+Hooks, configuration and attributes are no history, because git runs or obeys them. They stay ordinary changes of a protected kind.
 """
 
 from __future__ import annotations
@@ -53,10 +53,11 @@ _TITLES = 3
 
 @dataclass
 class CarriedRepositories:
-    """The history in a sandbox, ready to be promoted.
+    """The git history of a sandbox, as changes that can be promoted.
 
-    `raw` are the changed paths that are replaced by `changes`; some of `raw` are just left behind. `contents` are the new contents, by
-    path. `moved` are the paths whose real value has changed as well.
+    `raw` are the changed git files of the sandbox that are not promoted themselves; `changes` take their place, with the new `contents` by
+    path. `moved` are the paths whose real value has changed, too. `words` are sentences about commits and branches. `meanings` are for an
+    undo; see `git.records`.
     """
 
     raw: set[str] = field(default_factory=set)
@@ -71,13 +72,13 @@ class CarriedRepositories:
     meanings: dict[str, Meaning] = field(default_factory=dict)
 
     def sentences(self) -> tuple[str, ...]:
-        """Return what is carried over and what cannot be, in sentences for people."""
+        """Return sentences for people about the history that is promoted and the history that is refused."""
         return (*self.words, *(visible(f"git: {each.path}: {each.why}") for each in self.refused))
 
     def prepare(self, root: str) -> None:
         """Write all new objects to the real repositories below a root, and make directories for references. Raises `WorkspaceError`.
 
-        Nothing refers to the objects yet. If the promotion fails, they do no harm. No link is followed on the way.
+        Nothing refers to the new objects yet, so they do no harm if the promotion fails afterwards. Links in paths are not followed.
         """
         if not self.objects:
             return
@@ -92,7 +93,7 @@ class CarriedRepositories:
             raise WorkspaceError(f"cannot write the objects of new commits: {why}", hint="look at the changes again") from error
 
     def drop(self, paths: Collection[str]) -> None:
-        """Leave out some of the changes."""
+        """Leave out the changes at these paths."""
         for path in paths:
             self.changes.pop(path, None)
 
@@ -107,9 +108,9 @@ def _make_directory(above: int, name: str) -> None:
 
 @dataclass(frozen=True)
 class HistorySource:
-    """Where the history of a sandbox is read from: its changes and contents, and the originals that it covers.
+    """The data that the git history of a sandbox is read from: its changes, their contents, and the original files below them.
 
-    `bases` is None if the real files cannot have changed since. `masks` are the paths that the sandbox cannot see. `runtime` returns the
+    `bases` is None if the real files are still the originals. `masks` are the paths that are hidden from the sandbox. `runtime` returns the
     runtime in which objects are read.
     """
 
@@ -123,9 +124,10 @@ class HistorySource:
 
 
 def carry_history(source: HistorySource, chosen: Callable[[Change], bool], until_the_end: ExitStack) -> CarriedRepositories:
-    """Return the history in a sandbox as changes. `chosen` are the changes that are promoted.
+    """Return the git history of a sandbox as changes. `chosen` returns whether a change is to be promoted.
 
-    A repository is carried over as a whole, as soon as one record of it is chosen. What cannot be carried over is in `refused`.
+    A repository is carried over as a whole as soon as one of its changed history files is chosen. A repository that cannot be carried over
+    is in `refused`. The result can be used until the stack `until_the_end` is closed.
     """
     carried = CarriedRepositories()
     if not any("/HEAD" in change.path or "/index" in change.path or "/refs/" in change.path or "/objects/" in change.path
@@ -150,7 +152,7 @@ def carry_history(source: HistorySource, chosen: Callable[[Change], bool], until
 
 
 class _Carrier:
-    """The history of one repository while it is being carried over."""
+    """Collects the changes that carry the git history of one repository over to the real one."""
 
     def __init__(
         self,
@@ -174,7 +176,7 @@ class _Carrier:
         self._tips: list[str] | None = None
 
     def carry(self, until_the_end: ExitStack) -> None:
-        """Compare everything, and collect what is to be written. Raises `Damaged` and OSError."""
+        """Compare the repository in the sandbox with the real one, and collect the files to write. Raises `Damaged` and OSError."""
         place, files = self.place, self.files
         for path in (f"{place.directory}/index.lock", f"{place.directory}/HEAD.lock", f"{place.common}/packed-refs.lock"):
             if files.node(path) is not None:
@@ -206,7 +208,7 @@ class _Carrier:
         return 20 if self.place.algorithm == "sha1" else 32
 
     def _all_references(self) -> dict[str, tuple[str | None, str | None, str | None]]:
-        """Return the base, the sandbox's and the real value of each reference that the sandbox has changed."""
+        """Return the values of each reference that the sandbox changed: the original one, the sandbox's, and the real one now."""
 
         def base(path: str) -> bytes | None:
             try:
@@ -225,7 +227,10 @@ class _Carrier:
         return changed
 
     def _text(self, name: str) -> tuple[str | None, str | None, str | None]:
-        """Return the base, the sandbox's and the real content of a small file; the sandbox's is None if it did not change it."""
+        """Return the contents of a small git file: the original one, the sandbox's, and the real one now.
+
+        The second is None if the sandbox did not change the file, or if its content is the real one.
+        """
         path = f"{self.place.directory}/{name}"
         mine, real = self.files.guest(path), self.files.real(path)
         try:
@@ -254,7 +259,7 @@ class _Carrier:
         return _MergedIndex(merged, real, tuple(both), new)
 
     def _hidden(self) -> frozenset[str]:
-        """Return the paths of the worktree, relative to it, that the sandbox cannot see."""
+        """Return the paths in the worktree that are hidden from the sandbox, relative to the worktree."""
         top = self.place.worktree
         return frozenset(mask[len(top) + 1 :] for mask in self.source.masks if top and mask.startswith(f"{top}/"))
 
@@ -286,7 +291,7 @@ class _Carrier:
             self.meanings[f"{self.place.common}/packed-refs"] = (PACKED,)
 
     def _real_tips(self) -> list[str]:
-        """Return the commits that the real branches and HEAD name."""
+        """Return the commits that HEAD and the real branches point to."""
         if self._tips is None:
             values = references(self.place, self.files.real, self.files)
             branches = [value for name, value in values.items() if name.startswith(("refs/heads/", "refs/remotes/"))]
@@ -302,7 +307,11 @@ class _Carrier:
         return self.place.directory if own else self.place.common
 
     def _describe(self, name: str, path: str, base: str | None, mine: str, real: str | None) -> None:
-        """Say what happens to a reference, and which of its content no shown file has."""
+        """Add a sentence about the new value of a reference.
+
+        If its commits have content that no file has after the promotion, add a sentence about that, too, and the protected classes of these
+        paths.
+        """
         spoken = _spoken(name)
         if name.startswith("refs/replace/"):  # git would show one object in place of another
             self.classes[path] = frozenset({protected.GIT})
@@ -327,7 +336,7 @@ class _Carrier:
             self.classes[path] = self.classes.get(path, frozenset()) | kinds
 
     def _leads_to(self, tip: str, wanted: str) -> bool:
-        """Return whether a commit is among the ancestors of a tip."""
+        """Return whether the commit `wanted` is `tip` or one of its ancestors."""
         todo, seen = [tip], {tip}
         while todo and len(seen) < _MOST_ANCESTORS:
             name = todo.pop(0)
@@ -343,7 +352,10 @@ class _Carrier:
         return False
 
     def _unseen(self, commits: list[tuple[str, Commit]], mine: str, old: str | None) -> Iterator[tuple[str, str]]:
-        """Yield the paths whose content at a tip is not what the promoted files have, each with the content's name and size."""
+        """Compare the commit `mine` with the real tree after the promotion. Yield each path that differs, with a text for people.
+
+        Only the paths that the new commits change are compared.
+        """
         tip = self.objects.commit(mine)
         bottom = old or next((parent for _, commit in commits for parent in commit.parents if parent not in self.objects), None)
         base = self.objects.commit(bottom) if bottom else None
@@ -365,7 +377,7 @@ class _Carrier:
                 yield path, f"{path} ({_short(entry[1])}, {self.objects.size(entry[1]):,} bytes)"
 
     def _compared(self, new: str | None, old: str | None, above: str) -> Iterator[tuple[str, tuple[str, str] | None]]:
-        """Yield the paths that differ between two trees, with their entry in the new one."""
+        """Yield each path that differs between two trees, with its entry in the new one. `above` is the path of both trees."""
         ours = self.objects.tree(new) if new else {}
         theirs = self.objects.tree(old) if old else {}
         for name in sorted({*ours, *theirs}):
@@ -379,7 +391,7 @@ class _Carrier:
                 yield f"{above}{name}", mine
 
     def _shown(self, path: str, entry: tuple[str, str] | None) -> tuple[str, str] | None:
-        """Return the mode and the name of the content that the real file at a path will have after the promotion."""
+        """Return the mode and the object name that git would give the real file at a path after the promotion; None without a file."""
         absolute = f"{self.place.worktree}/{path}" if self.place.worktree else ""
         change = self.files.change(absolute)
         is_chosen = change is not None and self.chosen(change)
@@ -421,7 +433,7 @@ class _Carrier:
             self.meanings[path] = (LOG,)
 
     def _refuse_hidden(self, tips: Iterable[str]) -> None:
-        """Refuse commits that change what the sandbox cannot see: it would be deleted or overwritten, unread."""
+        """Refuse new commits that change a path which is hidden from the sandbox: the guest has not seen the file that it would replace."""
         hidden = sorted(self._hidden())
         seen: set[str] = set()
         for tip in tips if hidden else ():
@@ -446,7 +458,7 @@ class _Carrier:
         return entry
 
     def add_to(self, carried: CarriedRepositories) -> None:
-        """Turn everything into changes."""
+        """Add the collected changes, contents, sentences and refusals to `carried`."""
         raw = set(self.mine)
         if self.is_new:
             keep = {path for path, change in self.mine.items() if _is_directory(change) and not _is_fan(path, self.place.objects)}
@@ -500,7 +512,7 @@ def _is_fan(path: str, objects: str) -> bool:
 def _changes(
     path: str, content: bytes | None, files: Files, made: Mapping[str, Change], existing: Collection[str], raw: Collection[str]
 ) -> Iterator[Change]:
-    """Yield the change that gives a real file this content, after the missing directories above it."""
+    """Yield the changes that make the missing directories above a file and give it this content. If it is None, delete the file."""
     real = files.node(path)
     if content is None:
         if real is not None:
@@ -522,7 +534,7 @@ def _changes(
 
 
 def _spoken(name: str) -> str:
-    """Return the name of a reference as people say it."""
+    """Return the name of a reference for people, such as "main" or "the tag v1"."""
     for start, word in (("refs/heads/", ""), ("refs/tags/", "the tag "), ("refs/remotes/", "the remote branch ")):
         if name.startswith(start):
             return word + name.removeprefix(start)

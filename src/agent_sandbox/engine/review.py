@@ -1,7 +1,8 @@
 """The review of a sandbox: its changes, the part that a promotion would take, and the digest of that part.
 
 The content is hashed while the sandbox is locked, and the lock ends before anything is shown: a person may read for an hour. A run in that
-time could change what is still to be shown. So the digest counts only if nothing has used the sandbox from the hashing to the end.
+time could change the rest that is still to be shown. So the digest is valid only if nothing used the sandbox from the hashing to the end of
+the review.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ from agent_sandbox.workspace.stored_sandbox import Stored
 
 @dataclass(frozen=True)
 class Review:
-    """The changes of a sandbox. Valid in the block of `reviewed`."""
+    """The changes of a sandbox, for a person to read. Valid in the block of `reviewed`.
+
+    `selection` are the changes that a promotion would take, and `hashed` is their digest; `why_not` is the reason if there is none.
+    """
 
     stored: Stored
     everything: ChangeSet
@@ -54,16 +58,16 @@ class Review:
         return self.hashed, self.why_not
 
     def remember(self) -> None:
-        """Store that a person was shown this state."""
+        """Store that a person was shown this state of the sandbox."""
         if self.mark is not None:
             self.mark.remember(self.stored.state)
 
 
 @contextmanager
 def reviewed(stored: Stored, policy: Policy, wanted: Wanted, runtime: RuntimeOf, *, hashed: bool = True) -> Iterator[Review]:
-    """Read the changes of a sandbox. Without `hashed` no content is read for a digest. Raises `WorkspaceError`.
+    """Yield the changes of a sandbox. Without `hashed`, no digest is computed. Raises `WorkspaceError`.
 
-    The git objects of the sandbox are read in a sandbox of `runtime`.
+    `runtime` returns the runtime in which the git objects of the sandbox are read.
     """
     with ExitStack() as lock, ExitStack() as block:
         why_not = mark = None
@@ -106,7 +110,7 @@ def unified_rows(
     limits: DiffLimits = EVERYTHING,
     digests: Mapping[str, str] | None = None,
 ) -> Iterator[Row]:
-    """Yield the rows of a unified diff of changes, with a diff of each entry in a directory that goes away."""
+    """Yield the rows of a unified diff of changes. For a removed directory, the diff of each entry in it is included."""
     machine, effort = former if isinstance(former, MachineFiles) else MachineFiles(), Effort()
     for whole in pair_renames(changes):
         for change in machine.one_by_one(whole, limits.inside):
@@ -123,5 +127,5 @@ def rows_for_approver(proposal: PromotionProposal) -> Iterator[Row]:
 
 
 def diff_for_approver(proposal: PromotionProposal) -> str:
-    """Return the same as text."""
+    """Return the diff of a whole promotion as text, with the digest of the changes in its last line."""
     return "\n".join(row.plain for row in rows_for_approver(proposal))

@@ -1,7 +1,7 @@
 """Recognise private keys and tokens in the first bytes of a file. Pure: bytes go in, the kind of secret comes out.
 
-Known shapes count, and values that look random after a name like PASSWORD. Placeholders, references (`${TOKEN}`) and short words do not, so
-that a tracked file with the defaults of a development database stays visible.
+A value counts as a secret if it has a known format, or if it looks random and follows a name such as PASSWORD. Placeholders, references
+(`${TOKEN}`) and short words do not count, so that a tracked file with the defaults of a development database stays visible.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _IN_URL_WORDS = frozenset(
 def private_key_in(content: bytes, *, named_so: bool) -> bool:
     """Return whether a private key is in these bytes. `named_so` says that the file has the extension of a key.
 
-    Under another name the header alone does not count, because documents quote headers.
+    In any other file, a header such as BEGIN PRIVATE KEY counts only with key data after it, because documents quote headers.
     """
     plain = content.replace(b"\0", b"")  # a key that an editor saved as UTF-16
     if any(mark in plain for mark in (b"PuTTY-User-Key-File-", b"AGE-SECRET-KEY-1", b"SSH PRIVATE KEY FILE FORMAT", b"-secret: type0")):
@@ -76,7 +76,7 @@ def private_key_in(content: bytes, *, named_so: bool) -> bool:
 
 
 def _is_binary_key(content: bytes) -> bool:
-    """Recognise a private key in DER, and a secret key packet of OpenPGP."""
+    """Return whether the bytes begin like a private key in DER, or like a secret-key packet of OpenPGP."""
     if content[:1] in (b"\x94", b"\x95", b"\x96", b"\xc5"):
         return True
     # SEQUENCE, its length, then the version: an INTEGER of at most 3. A certificate and a public key go on with a SEQUENCE.
@@ -85,7 +85,7 @@ def _is_binary_key(content: bytes) -> bool:
 
 
 def is_public(content: bytes) -> bool:
-    """Return whether a file named like a key holds something public: a certificate, a public key, a request, or no key at all."""
+    """Return whether the content of a file named like a key is public (such as a certificate or a public key) or empty."""
     marks = (b"BEGIN CERTIFICATE", b"PUBLIC KEY", b"BEGIN X509 CRL", b"BEGIN DH PARAMETERS", b"BEGIN EC PARAMETERS", b"BEGIN PGP SIGNATURE")
     return any(mark in content for mark in marks) or content.startswith((b"PK\x03\x04", b"ssh-", b"ecdsa-")) or not content.strip()
 
@@ -104,7 +104,10 @@ def token_in(content: bytes) -> bool:
 
 
 def secret_in(content: bytes, *, named_so: bool = False, tokens: bool = True) -> str:
-    """Return the kind of secret in these bytes; empty if none is recognised. Without `tokens`, only private keys count."""
+    """Return the kind of secret in these bytes; empty if none is recognised. Without `tokens`, only private keys count.
+
+    `named_so` says that the file has the extension of a key.
+    """
     if private_key_in(content, named_so=named_so):
         return PRIVATE_KEY
     return A_TOKEN if tokens and token_in(content) else ""

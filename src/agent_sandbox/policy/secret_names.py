@@ -1,4 +1,4 @@
-"""Names of files that may hold secrets, wherever in a project they lie. Pure: a name goes in, a suspicion comes out.
+"""Names of files that may hold secrets, in any directory of a project. Pure: a name goes in, a suspicion comes out.
 
 The name alone decides for an environment file or a keystore. For a `.pem` or a file without an extension, the content decides
 (`secret_content`). Source code is never suspected: keys written into code are for other tools to find. Templates (`.env.example`) are not
@@ -14,7 +14,7 @@ NAME, KEY, TOKEN = "name", "key", "token"  # what decides: the name alone; a pri
 
 @dataclass(frozen=True)
 class Suspicion:
-    """The kind of secret that a file of this name may hold, and what decides whether it does."""
+    """The kind of secret that a file may hold (`why`). `by` says what decides whether it does: its name, or a key or token in it."""
 
     why: str
     by: str = NAME
@@ -124,7 +124,7 @@ IN_SECRET_DIRECTORY = Suspicion("files in a directory for keys and credentials")
 
 
 def suspicion_of(name: str, *, directory: str = "") -> Suspicion | None:
-    """Return what a file of this name may hold; None for an ordinary file. `directory` is the way to it, from the top of the project."""
+    """Return the suspicion about a file by its name; None for an ordinary file. `directory` is its directory, relative to the project."""
     found = _by_name(name)
     if directory and (found is None or found.by != NAME):
         parts = directory.split("/")
@@ -159,7 +159,7 @@ def is_template(name: str) -> bool:
 
 
 def _of_plain(lowered: str) -> Suspicion | None:
-    """A name without an extension: known, or else judged by its content, because keys often have such names."""
+    """Return the suspicion about a name without an extension. An unknown name may be that of a private key."""
     if lowered.startswith(_STARTING) and (found := _started(lowered)):
         return found
     if lowered in _ORDINARY:
@@ -168,7 +168,7 @@ def _of_plain(lowered: str) -> Suspicion | None:
 
 
 def _of_data(lowered: str, extension: str) -> Suspicion | None:
-    """A name with the extension of data or settings: words in it decide."""
+    """Return the suspicion about a name with an extension of data or settings. The words in the name decide."""
     words = lowered.translate(_SEPARATORS).split(".")
     if not _TEMPLATES.isdisjoint(words):
         return None
@@ -186,7 +186,7 @@ def _of_data(lowered: str, extension: str) -> Suspicion | None:
 
 
 def _of_backup(lowered: str) -> Suspicion | None:
-    """A backup or a swap file of an editor holds what its original holds."""
+    """Return the suspicion about the backup or swap file of an editor. It is the suspicion about the original file."""
     original = lowered
     for end in _BACKUPS:
         original = original.removesuffix(end)
@@ -203,7 +203,7 @@ def _started(lowered: str) -> Suspicion | None:
 
 
 def _is_template(lowered: str, found: Suspicion) -> bool:
-    """Return whether a name says that this is a template or a public key. A private key inside counts whatever the name says."""
+    """Return whether a suspected name is that of a template or a public key. If a private key is suspected, only `.pub` counts."""
     words = lowered.translate(_SEPARATORS).split(".")
     if found.by is KEY:
         return words[-1] == "pub"

@@ -1,8 +1,7 @@
 """The paths a view hides by default: credentials, histories, other users' and our own state. Data, and a few pure functions.
 
-A view hides names. The names here are hidden wherever they appear, also during a run. What else a project and a home hide is found on the
-disk before each run (`workspace.secret_search`, `workspace.dot_files`): files that hold secrets, and dot-files that are not in
-`SHOWN_IN_HOME`.
+These paths are hidden by name, also if they appear during a run. Two more kinds of files are found on the disk before each run: files that
+hold secrets (`workspace.secret_search`), and dot-files of a home that are not in `SHOWN_IN_HOME` (`workspace.dot_files`).
 
 Deliberately not listed: `/etc/machine-id` (an identifier that systemd and D-Bus need, no secret), `/var/log` as a whole (package managers
 write there; the logs that hold passwords or sessions are listed), `/etc/passwd` (needed to look up names), and `/var/run` (a link to
@@ -21,7 +20,10 @@ from agent_sandbox.policy.secret_names import NAME, suspicion_of
 
 @dataclass(frozen=True)
 class Mask:
-    """A hidden path, with everything beneath it, and the reason, to be shown to a person who looks for the path."""
+    """A hidden path. Everything below it is hidden, too. `why` is the reason, for a person who looks for the path.
+
+    If `stays`, an empty directory is shown in its place.
+    """
 
     path: str
     why: str
@@ -30,9 +32,9 @@ class Mask:
 
 @dataclass(frozen=True)
 class FoundMask(Mask):
-    """A mask for an entry that was found on the disk. No part of a policy's identity: the disk changes, the rules do not.
+    """A mask for an entry that was found on the disk. It is not part of a policy's digest: the disk changes, the rules do not.
 
-    `remark` tells a person why, where somebody may expect to see the entry.
+    `remark` explains the mask, if a person may expect to see the entry.
     """
 
     remark: str = ""
@@ -227,7 +229,7 @@ def default_masks(
 def reveal(masks: tuple[Mask, ...], path: str | bytes) -> tuple[Mask, ...]:
     """Return the masks without the mask on exactly this path. If it is another user's home, certain names in it stay hidden.
 
-    Raises `PolicyError` if there is no such mask, naming the mask above that hides the path, if one does.
+    Raises `PolicyError` if there is no such mask. If a mask above hides the path, the error names that mask.
     """
     wanted = normalise(path)
     remaining = {mask.path: mask for mask in masks}
@@ -262,7 +264,7 @@ def _add(masks: dict[str, Mask], names: dict[str, tuple[str, ...]], directory: s
 
 
 def _may_be_masked(path: str) -> bool:
-    """Return whether a file of this name is hidden where it exists and holds a secret, so that revealing it is no mistake."""
+    """Return whether a file of this name would be hidden if it held a secret, so that a request to reveal it is no mistake."""
     name = path.rpartition("/")[2]
     suspicion = suspicion_of(name)
     return suspicion is not None and (suspicion.by == NAME or "." in name)

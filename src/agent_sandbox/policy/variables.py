@@ -64,7 +64,7 @@ _STARTS_OF_PATHS = ("/", "./", "../", "~")
 
 
 def shown_variables(variables: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the name and value of each variable that an approver is shown, by name."""
+    """Yield the name and value of each variable that an approver is shown, sorted by name."""
     for name, value in sorted(variables.items()):
         key = variables.get(name.replace("_VALUE_", "_KEY_")) if name.startswith("GIT_CONFIG_VALUE_") else None
         if key is not None and (names_a_secret(key) or key.lower().endswith("header")):

@@ -1,13 +1,13 @@
-"""The other names of a file: those that the links of the resulting tree give it.
+"""Find the other names that symbolic links give to a file.
 
-With the link `.github -> ci`, the file `ci/workflows/x.yml` is a workflow. A name is protected wherever it leads, so each changed path is
-judged by all its names. Pure: the caller gives all links of the resulting tree, real and new.
+With the link `.github -> ci`, the file `ci/workflows/x.yml` is a workflow. A protected name counts through links, too, so each changed path
+is judged by all its names. Pure: the caller gives all links of the tree after the promotion, real and new.
 
-Links may form a dense graph, and loops, so names are not listed one by one. Each directory has a state: what all its names together say
-about it. A state follows from the states of the directories with an entry or a link that leads there; they are computed until none changes.
+Links may form a dense graph, and loops, so names are not listed one by one. Instead, each entry has a state, which sums up all its names.
+It is computed from the states of the directories that contain the entry or a link to it, until no state changes any more.
 
-Names are compared folded, as everywhere in `protected`. Not followed: links outside the project that lead back into it, except real ones,
-which the caller resolves.
+Names are compared folded, as everywhere in `protected`. Links outside the project that lead back into it are not followed, except real
+ones, which the caller resolves.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ for _nested, _kind in DIRECTORIES.items():
 
 @dataclass(frozen=True)
 class Followed:
-    """The end of a link: an absolute path, None if it leads out of the project. `via` are all links on the way, itself included."""
+    """The result of following a link. `path` is its absolute end; None if it leads out of the project.
+
+    `via` are all links on the way, the first one included.
+    """
 
     path: str | None
     via: frozenset[str]
@@ -42,7 +45,11 @@ class Followed:
 
 @dataclass(frozen=True)
 class _State:
-    """What the names of one entry say: the last component, the classes of the directories around it, and its place in a repository."""
+    """The facts that decide the protected classes of an entry, collected from all its names.
+
+    `last` are the last components of the names, `around` the classes of the directories that it lies in, and `systems` the version control
+    systems whose directory it is.
+    """
 
     last: frozenset[str] = frozenset()
     around: frozenset[str] = frozenset()
@@ -52,7 +59,7 @@ class _State:
         return _State(self.last | other.last, self.around | other.around, self.systems | other.systems)
 
     def entered(self, label: str) -> _State:
-        """Return the state of the entry with this name in the directory."""
+        """Return the state of the entry called `label` in this directory."""
         state = self
         for name in components(label):
             around = set(state.around)
@@ -71,10 +78,10 @@ class _State:
 
 
 class LinkedNames:
-    """The names that links give to the entries of a tree.
+    """Finds the other names that links give to the entries of a tree, and the protected classes of these names.
 
-    `links` has the target of each link of the resulting tree, by absolute path. `names` returns the names in a directory. `back` returns
-    where a link that leaves the project really leads.
+    `links` has the target of each link of the tree after the promotion, by absolute path. `names` returns the names in a directory. `back`
+    returns the real end of a link that leaves the project.
     """
 
     def __init__(
@@ -108,21 +115,21 @@ class LinkedNames:
         self._names_given: dict[str, frozenset[str]] = {}
 
     def follow(self, path: str, target: str | None = None) -> Followed:
-        """Return where a path leads; with `target`, where a link with this target at the path would lead."""
+        """Follow all links in a path, and return its end. With `target`, the path itself counts as a link to this target."""
         return (self._followed.get(path) if target is None else None) or self._resolved(path, target)
 
     def through(self, path: str) -> list[str]:
-        """Return the links that lead through the link at a path, itself included."""
+        """Return all links that lead through the link at `path`, this link included."""
         return self._through.get(path, [])
 
     def called(self, path: str) -> frozenset[str]:
-        """Return the last components, folded, of the names that links give to an entry."""
+        """Return the folded file names of the links that lead to an entry."""
         return (
             frozenset(components(posixpath.basename(link))[-1] for link in self._to.get(self._key(path), ())) if self._to else frozenset()
         )
 
     def classes(self, change: Change) -> frozenset[str]:
-        """Return the protected classes of a change under its other names. For a link, also the classes of what it gives a new name."""
+        """Return the protected classes of a change under its other names. For a link, add the classes of the names that it gives."""
         if not self._links and not _is_link(change):
             return frozenset()
         key = self._key(change.path)
@@ -136,7 +143,7 @@ class LinkedNames:
         return frozenset(classes)
 
     def _given(self, change: Change) -> set[str]:
-        """Return the classes of the names that a changed link gives, or takes away."""
+        """Return the protected classes of the names that a changed link gives to entries, or takes away from them."""
         classes: set[str] = set()
         for path in self.through(change.path):
             if path not in self._names_given:
@@ -147,7 +154,7 @@ class LinkedNames:
         return classes
 
     def _given_by(self, path: str, end: Followed) -> frozenset[str]:
-        """Return the classes that a link at a path gives to what is at its end."""
+        """Return the protected classes that an entry (`end`) gets because the link at `path` leads to it."""
         directory, label = posixpath.split(path)
         state = self._state(self._key(directory)).entered(label)
         classes = {*state.classes(), *classes_of_path(self._key(path) or "/")}
@@ -209,12 +216,12 @@ class LinkedNames:
         return [part for part in reversed(target.split("/")) if part not in ("", ".")]
 
     def _key(self, path: str) -> str:
-        """Return the folded path relative to the project; "" for the project."""
+        """Return the folded path relative to the project; "" for the project itself."""
         below = path[len(self._project.rstrip("/")) :].strip("/") if contains(self._project, path) else path.strip("/")
         return "/".join(components(below)) if below else ""
 
     def _is_linked(self, key: str) -> bool:
-        """Return whether links lead to an entry, or to a directory that it lies in."""
+        """Return whether a link leads to an entry, or to a directory above it."""
         entry, below = key, list[str]()
         while entry not in self._linked and entry not in self._to:
             below.append(entry)
@@ -224,7 +231,7 @@ class LinkedNames:
         return linked
 
     def _state(self, key: str) -> _State:
-        """Return the state of an entry. Computes the states of all entries that it depends on."""
+        """Return the state of an entry, and compute the states of all entries that it depends on."""
         if key in self._states:
             return self._states[key]
         entries: dict[str, list[tuple[str, str]]] = {}

@@ -1,9 +1,9 @@
 """New and changed dependencies in manifests and lock files, and how close their names are to well-known ones. Pure.
 
-Each manifest is read into a table: the requirement of each package by name. An entry that is new, or that differs, is a change that counts;
-a removed one does not, nor does a comment or a blank. A manifest that cannot be parsed counts. In a lock file only the names and the places
-that packages come from count: their versions change all day. Programs (Gemfile, build.gradle) and YAML, for which there is no parser here,
-are compared line by line; a line in a form that is not expected counts.
+Each manifest is read into a table: the requirement of each package by name. New and changed entries count; removed entries, comments and
+blanks do not. A manifest that cannot be parsed counts. In a lock file only the names of packages and the places that they come from count,
+because versions change often. Programs (Gemfile, build.gradle) and YAML, for which there is no parser here, are compared line by line; a
+line in an unknown form counts.
 
 `package_names` compares new names with much-used ones and with those that the manifest has already.
 
@@ -50,13 +50,13 @@ class Dependency:
     resembles: str = ""
 
     def sentence(self) -> str:
-        """Return it in words, such as "reqeusts: new, ==2.0; one letter from requests"."""
+        """Return the dependency in words, such as "reqeusts: new, ==2.0; one letter from requests"."""
         what = f"{_short(self.old)} becomes {_short(self.new)}" if self.old else f"new, {_short(self.new)}" if self.new else "new"
         return f"{_short(self.name)}: {what}" + (f"; {self.resembles}" if self.resembles else "")
 
 
 class Manifests:
-    """The changes that concern dependencies. `texts` returns a file's content before and after; `called` its other names."""
+    """Describes changes of manifests. `texts` returns the content of a file before and after a change, `called` its other names."""
 
     def __init__(self, texts: Callable[[Change, int], tuple[bytes | None, bytes | None]], called: Callable[[str], Iterable[str]]) -> None:
         self._texts = texts
@@ -64,7 +64,7 @@ class Manifests:
         self._remarks: dict[str, tuple[str, ...]] = {}
 
     def remarks(self, change: Change) -> tuple[str, ...]:
-        """Return a sentence for each new or changed dependency; empty if there is none."""
+        """Return a sentence for each dependency that a change of a manifest adds or changes. Return nothing for other files."""
         if change.path not in self._remarks:
             self._remarks[change.path] = tuple(self._read(change))
         return self._remarks[change.path]
@@ -86,7 +86,7 @@ class Manifests:
 
 
 def compare(reader: Reader, before: bytes | None, after: bytes | None) -> list[Dependency]:
-    """Return the dependencies that a new text adds or changes. Raises ValueError for a text that cannot be parsed."""
+    """Return the dependencies that `after` adds or changes. Raises ValueError if `after` cannot be parsed."""
     if before == after:
         return []
     new = _table(reader, after)
@@ -121,7 +121,7 @@ def _short(requirement: str) -> str:
 
 
 def canonical(name: str) -> str:
-    """Return a Python package's name as its index spells it."""
+    """Return the normalised name of a Python package (PEP 503): in lower case, with single dashes as separators."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -143,7 +143,7 @@ def _requirements_txt(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _without_comment(line: str) -> str:
-    """Return a line without its comment: a # at the beginning or after a blank."""
+    """Return a line without its comment, which begins with a # at the start of the line or after a blank."""
     if "#" not in line:
         return line
     at = line.find("#")
@@ -160,7 +160,7 @@ def _listed(values: Any) -> Iterator[tuple[str, str]]:
 
 
 def _mapped(values: Mapping[str, Any] | None, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the entries of a table of requirements. An entry may itself be a table or a list."""
+    """Yield the name and the requirement of each entry of a table. A requirement that is a table or a list becomes JSON."""
     for name, value in (values or {}).items():
         yield f"{prefix}{name}", value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
 
@@ -319,7 +319,7 @@ _ATTRIBUTE = re.compile(r'([\w.:]+)\s{0,9}=\s{0,9}"([^"]*)"')
 
 
 def _xml(*elements: str) -> Reader:
-    """Return a reader of XML elements with coordinates. It reads tags one by one: a guest's XML is given to no parser that expands."""
+    """Return a reader of XML elements that name packages. It scans tags itself: an XML parser would expand the entities of a guest."""
     wanted = {element.lower() for element in elements}
 
     def read(text: str) -> Iterator[tuple[str, str]]:
@@ -363,7 +363,7 @@ def _without_xml_comments(text: str) -> str:
 
 
 def _lines(comment: str, *kept: str) -> Reader:
-    """Return a reader of programs: each line that is no comment counts, or each line with one of the words in `kept`."""
+    """Return a reader of programs: it yields every line that is no comment; with `kept`, only lines with one of these words."""
 
     def read(text: str) -> Iterator[tuple[str, str]]:
         for line in text.splitlines():
@@ -376,7 +376,7 @@ def _lines(comment: str, *kept: str) -> Reader:
 
 
 def _setup_py(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the requirements in the calls of a setup.py. A list that is computed counts as its text."""
+    """Yield the requirements in the calls of a setup.py. For a computed list, yield its source text."""
     import ast  # slow to load, and few promotions have such a file
 
     if len(text) > _LARGEST_TOML:
@@ -403,7 +403,7 @@ def _setup_py(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _place(address: object) -> str:
-    """Return the host of an address, or the address itself if it has none. Paths change with every version."""
+    """Return the host of an address, because paths change with every version. Addresses of git, or without a host, stay whole."""
     text = str(address or "")
     found = re.match(r"(?:[\w+]+:)?//([^/?#]+)", text.removeprefix("registry+").removeprefix("sparse+"))
     return f"from {found[1]}" if found and not text.startswith("git") else text.partition("#")[0].partition("?rev=")[0]
@@ -572,7 +572,7 @@ _INDEXES: dict[Reader, str] = {
 
 
 def reader_of(name: str, directory: str = "") -> Reader | None:
-    """Return the reader of a manifest by its folded name; None if the file is no manifest. `directory` is the directory that it is in."""
+    """Return the reader for a manifest or lock file of this folded name in this directory; None for another file."""
     if found := _READERS.get(name):
         return found
     if not name.endswith(_ENDS):  # there may be a hundred thousand names

@@ -26,24 +26,24 @@ _DIGITS = frozenset("0123456789abcdef")
 
 
 class ContentDigests:
-    """The digests of the new content of changed files, by path. Content is read when it is first asked for, and then never again."""
+    """The digests of the new content of changed files, by path. Content is read once, when a digest is first asked for."""
 
     def __init__(self, changes: Iterable[Change] = (), contents: Contents | None = None, *, most: int = LARGEST_BYTES) -> None:
-        """More than `most` bytes are not read. By default, that much cannot be promoted either."""
+        """If the files have more than `most` bytes together, none is read. By default, so much cannot be promoted either."""
         self._files = tuple(change for change in changes if change.after is not None and change.after.type is EntryType.FILE)
         self._contents = contents
         self._most = most
         self._known: dict[str, str] | None = None
 
     def by_path(self) -> Mapping[str, str]:
-        """Return the digests; none at all if there is too much to read. Raises `WorkspaceError` if a file cannot be read."""
+        """Return the digest of each file by path; nothing if there is too much to read. Raises `WorkspaceError` for an unreadable file."""
         if self._known is None:
             self._known = {change.path: self._read(change) for change in self._files} if self.complete else {}
         return self._known
 
     @property
     def complete(self) -> bool:
-        """Whether all content can be read."""
+        """Whether the files are small enough to be read."""
         return sum(change.after.size for change in self._files if change.after is not None) <= self._most
 
     def _read(self, change: Change) -> str:
@@ -57,7 +57,10 @@ class ContentDigests:
 
 
 def content_digest(change: Change, contents: Contents) -> str:
-    """Return the SHA-256 of the new content of a file. Raises OSError, also if the file has grown: a run may make it endless meanwhile."""
+    """Return the SHA-256 of the new content of a file.
+
+    Raises OSError if the file cannot be read, or has grown since it was listed: a running program could make it endless.
+    """
     size = change.after.size if change.after is not None else 0
     fd = contents.open_file(change)
     try:
@@ -73,7 +76,7 @@ def content_digest(change: Change, contents: Contents) -> str:
 
 
 def digest_of(changes: Iterable[Change], content: Mapping[str, str]) -> str:
-    """Return the digest of changes. `content` has the digests of their files: see `ContentDigests`."""
+    """Return one digest for all changes. `content` has the digest of the new content of each file, by path: see `ContentDigests`."""
     digest = hashlib.sha256(_FORM)
     for change in changes:
         digest.update(f"{_row(change, content)!r}\n".encode("ascii"))
@@ -94,7 +97,7 @@ def _hex(path: str) -> str:
 
 
 def checked(expected: str) -> str:
-    """Return the first digits of a digest in lower case. Raises `PolicyError` if these are no such digits, or too few."""
+    """Return the given digits of a digest in lower case. Raises `PolicyError` if they are not hexadecimal, or too few."""
     digits = expected.strip().lower()
     if not SHORTEST <= len(digits) <= 64 or not _DIGITS.issuperset(digits):
         raise PolicyError(

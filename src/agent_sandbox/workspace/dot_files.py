@@ -1,9 +1,9 @@
 """Find the dot-files and dot-directories of a home that a run hides: all but those that `policy.secrets` lists as harmless.
 
-Of other files, those at the top of the home are hidden if they hold a secret: people keep a key there, or a download.
+Other files directly in the home are hidden only if they hold a secret.
 
-Programs that the caller's PATH names stay visible, with the libraries beside them, and so do projects in a hidden directory. Of such a
-directory only the rest is hidden. An entry that appears after the listing is visible until the next run, unless its name is listed.
+Programs in the caller's PATH, the libraries beside them, and projects stay visible. If they lie in a hidden directory, only the rest of
+that directory is hidden. An entry that appears after the listing is visible until the next run, unless its name is listed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def hidden_in_home(
     """Yield a mask for each hidden entry of a home.
 
     `projects` stay visible, and the trees and files in `programs`. `hidden` are paths that have a mask already. A home that cannot be
-    listed yields nothing: its owner, the guest, is denied the listing, too.
+    listed yields nothing: the guest, who is the same user, cannot list it either.
     """
     projects = tuple(projects)
     if home != "/":  # an account without a home
@@ -42,9 +42,10 @@ def hidden_in_home(
 
 
 def program_places(search_path: str, *prefixes: str) -> tuple[str, ...]:
-    """Return what the programs of a search path need: their directories, the libraries beside them, and the targets of links.
+    """Return the paths that the programs of a search path need: their directories, the libraries beside them, and the targets of links.
 
-    `prefixes` are whole installations, such as the interpreter's own.
+    Paths outside dot-directories are left out, because they are never hidden. `prefixes` are added as given: whole installations, such as
+    that of the interpreter.
     """
     places = dict.fromkeys(prefixes)
     for directory in search_path.split(os.pathsep):
@@ -80,7 +81,7 @@ def _secrets_at_top(home: str, memory: SearchMemory, hidden: Collection[str]) ->
 
 
 def _inside(home: str, paths: Iterable[str]) -> Iterator[str]:
-    """Yield the paths that lie in a home, relative to it, also if the home is known by a link."""
+    """Yield those of the paths that lie in a home, relative to it. The home may be a link."""
     tops = dict.fromkeys((f"{home}/", f"{os.path.realpath(home)}/"))
     for path in paths:
         yield from (path[len(top) :] for top in tops if path.startswith(top))
@@ -100,16 +101,16 @@ _MIXED = _parents(SHOWN_IN_HOME)  # such as .local/share, of which a part is sho
 
 @dataclass(frozen=True)
 class _Shown:
-    """What a home shows, and the directories on the way to it. Names are relative to the home."""
+    """The visible names in a home (`names`), and the directories above them (`way`). Both are relative to the home."""
 
     home: str
     names: frozenset[str]
     way: frozenset[str]
 
     def hides_target(self, target: str) -> bool:
-        """Return whether to hide a link, and with it what it leads to. Not if that is shown, on the way to it, or outside the home.
+        """Return whether to hide a link: its target lies in the home, is not visible, and has nothing visible below it.
 
-        Programs and other people's files lie outside the home. There, what a link leads to is as visible as anything beside it.
+        Targets outside the home do not count: programs and files of other people lie there, and are as visible as anything beside them.
         """
         return any(
             name not in self.way and name not in self.names and self.names.isdisjoint(_parents((name,)))
@@ -118,7 +119,7 @@ class _Shown:
 
 
 def _unlisted(directory: str, shown: _Shown, hidden: Collection[str]) -> Iterator[FoundMask]:
-    """Yield the masks of one directory of the home, "" for the home itself, of which only names with a dot count."""
+    """Yield the masks for entries of one directory of the home. "" is the home itself, in which only dot-files are hidden."""
     try:
         with os.scandir(f"{shown.home}/{directory}") as entries:
             names = sorted(entry.name for entry in entries)

@@ -1,8 +1,8 @@
 """The files that git's real configuration names: hooks, filters, included files, programs in the project.
 
-Git itself is never run. The configuration is parsed as text, by a small reader of our own, and every value counts except those of keys that
-are known to name no program and no configuration: each git version learns to run new things. A value may be a command line in the
-language of the shell. It is not parsed as such; each of its words may be a path.
+Git itself is never run. A small parser of our own reads the configuration as text. Every value counts, because new versions of git run new
+things; only keys that are known to name no program and no configuration are left out. A value may be a shell command line. It is not parsed
+as such; each of its words may be a path.
 
 Not read: configuration by environment variables or `git -c`, and scripts that a named script runs in turn.
 """
@@ -33,7 +33,10 @@ _DATA_OF_REMOTES = frozenset({"url", "pushurl", "fetch", "push", "tagopt", "bran
 
 @dataclass(frozen=True)
 class NamedPath:
-    """An absolute path that a setting names. If `exact`, only the file itself counts; if `flat`, also the entries right in it."""
+    """An absolute path that a setting names. The path and everything below it count.
+
+    If `exact`, only the path itself counts; if `flat`, the path and the entries directly in it.
+    """
 
     path: str
     exact: bool = False
@@ -41,9 +44,9 @@ class NamedPath:
 
 
 def parse(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the keys and values of a git configuration. A key is `section.name` or `section.subsection.name`; case is kept in the middle.
+    """Yield the keys and values of a git configuration. A key is `section.name` or `section.subsection.name`.
 
-    Malformed lines are skipped: git would refuse the whole file.
+    Sections and names are in lower case; subsections are as written. Malformed lines are skipped: git would refuse the whole file.
     """
     section = ""
     lines = iter(text.removeprefix("\ufeff").splitlines())
@@ -60,7 +63,7 @@ def parse(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _section(line: str) -> tuple[str, str]:
-    """Return the section that a line begins with, and the rest of the line."""
+    """Parse the section header that a line begins with. Return the name of the section, and the rest of the line."""
     at, quoted, name = 1, False, ""
     while at < len(line):
         character = line[at]
@@ -82,7 +85,7 @@ _ESCAPES = {"n": "\n", "t": "\t", "b": "\b"}
 
 
 def _value(text: str, lines: Iterator[str]) -> str:
-    """Return a value without quotes, escapes and comments. A backslash at the end continues it on the next line."""
+    """Return a value without quotes, escapes and comments. If it ends with a backslash, it goes on in the next of `lines`."""
     value, pending, quoted = "", "", False
     text = text.strip()
     at = 0
@@ -124,7 +127,7 @@ def read_real(path: str) -> str | None:
 
 
 def named_paths(worktree: str, *, home: str = "", read: Read = read_real) -> frozenset[NamedPath]:
-    """Return the paths that the configuration of the repository with this work tree names. Reads the real configuration.
+    """Return the paths that the real configuration of the repository with this work tree names.
 
     `home` is the user's home, whose configuration holds for every repository.
     """
@@ -154,7 +157,7 @@ def git_directory(worktree: str, read: Read = read_real) -> str:
 
 
 def common_directory(directory: str, read: Read = read_real) -> str:
-    """Return the directory with the configuration and the objects of a repository: its own, or the one that its `commondir` names."""
+    """Return the directory with the configuration and objects of a repository: `directory`, or the one that its `commondir` file names."""
     text = read(posixpath.join(directory, "commondir"))
     return posixpath.normpath(posixpath.join(directory, text.strip())) if text is not None else directory
 
@@ -198,7 +201,7 @@ class _Reader:
 
 
 def _words(value: str) -> Iterator[str]:
-    """Yield the words of a value that may be paths. Where a value has variables, also what follows the first slash of a word."""
+    """Yield the words of a value that may be paths. If the value has variables, also yield the part of each word after its first slash."""
     for word in value.translate({ord(character): " " for character in _SEPARATORS}).split():
         yield word
         rest = word.partition("/")[2]

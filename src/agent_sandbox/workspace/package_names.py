@@ -1,6 +1,7 @@
-"""Names of packages that resemble others: typing errors, swapped letters, other separators, letters that look alike. Pure but for the list.
+"""Find package names that resemble others: typing errors, swapped letters, other separators, letters that look alike.
 
-`known_packages.txt` lists much-used names of PyPI and npm. A remark of this module may be wrong; no decision depends on it.
+`known_packages.txt` lists much-used names of PyPI and npm. A remark of this module may be wrong; no decision depends on it. Pure, except
+that it reads this list.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _PLAIN = re.compile(r"[\w.@/-]{1,200}")
 
 @cache
 def known_names(index: str) -> frozenset[str]:
-    """Return the names of much-used packages of an index, PyPI or npm, as it spells them."""
+    """Return the names of much-used packages of `index` ("PyPI" or "npm"), in the spelling of that index."""
     names: set[str] = set()
     listed = ""
     with open(os.path.join(os.path.dirname(__file__), "known_packages.txt"), encoding="utf-8") as file:
@@ -43,9 +44,9 @@ def _skeleton(name: str) -> str:
 
 
 class PackageNames:
-    """Names to compare others with: the well-known ones of an index, and `used` ones.
+    """The names that new names are compared with: the well-known ones of an index, and the names in `used`.
 
-    An index of each name with a letter or two left out finds the few that may be close.
+    A table of all names with a letter or two left out finds the few names that may be close.
 
     >>> PackageNames("PyPI").resemblance("reqeusts"), PackageNames("npm").resemblance("vue"), PackageNames("", ["our"]).resemblance("0ur")
     ('one letter from requests', '', 'looks like our')
@@ -58,7 +59,7 @@ class PackageNames:
         self._index = _indexed(self._used)
 
     def resemblance(self, name: str) -> str:
-        """Return a remark if a name is close to one of these, else ""."""
+        """Return a remark if a name is close to a well-known or used name, else ""."""
         if name in self._known or name in self._used or len(name) > _LONGEST_NAME:
             return ""
         skeleton = _skeleton(name)
@@ -85,7 +86,10 @@ def _indexed(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _shortened(name: str) -> set[str]:
-    """Return a name with nothing, one letter or, if it is long, two letters left out. Close names have one of these in common."""
+    """Return a name, and all spellings of it with one letter left out; for a long name, also those with two.
+
+    Two names that are close have one of these spellings in common.
+    """
     once = {name[:at] + name[at + 1 :] for at in range(len(name))}
     twice = {each[:at] + each[at + 1 :] for each in once for at in range(len(each))} if len(name) >= _SHORTEST_TWO - 2 else set()
     return {name} | once | twice
@@ -95,7 +99,7 @@ _ADDITIONS = re.compile(r"^(?:python|py|node|js|lib)[-_.]?|[-_.]?(?:python|py|js
 
 
 def _dressed(name: str, known: frozenset[str]) -> str:
-    """Return a remark if a name is a well-known one with an addition that says nothing."""
+    """Return a remark if a name is a well-known one with an addition that means nothing, such as "python-"; else ""."""
     for found in _ADDITIONS.finditer(name.lower()):
         core = name.lower()[: found.start()] + name.lower()[found.end() :]
         if core in known and len(core) >= _SHORTEST_ALIKE:
@@ -104,7 +108,7 @@ def _dressed(name: str, known: frozenset[str]) -> str:
 
 
 def _distance(one: str, other: str, most: int) -> int | None:
-    """Return the number of letters to change, add, leave out or swap; None if it is more than `most`.
+    """Return how many letters to change, add, leave out or swap to turn one name into the other; None if more than `most`.
 
     >>> _distance("reqeusts", "requests", 2), _distance("flask", "django", 2)
     (1, None)

@@ -242,11 +242,11 @@ def classes_of_all(
     also: Callable[[str], Iterable[str]] = lambda path: (),
     bulk_limit: int = BULK_LIMIT,
 ) -> dict[str, frozenset[str]]:
-    """Return the protected classes of each change that has any, by path. A class of the whole set has the path of the project.
+    """Return the protected classes of each change that has any, by path. Classes of the changes as a whole have the path of the project.
 
     `gone` are the paths of real entries that would be removed, including all entries below a removed directory. `judges` return further
-    classes of a change, and `also` the other names of a file, folded; `repositories` are directories that real files name as git's own;
-    see `promotion.inspect`.
+    classes of a change, and `also` returns the other names of a file, folded. `repositories` are directories that real files name as git
+    directories; see `promotion.inspect`.
     """
     classes: dict[str, frozenset[str]] = {}
     removed = {change.path for change in changes if _goes(change)}
@@ -288,7 +288,7 @@ def classes_of_path(path: str) -> frozenset[str]:
 
 
 def classes_of_name(name: str) -> frozenset[str]:
-    """Return the classes that the last name of a path implies. `name` is folded."""
+    """Return the protected classes that the last name of a path implies. `name` is folded."""
     classes = {NAMES[name]} if name in NAMES else set()
     if name.endswith(_ENDS):
         classes |= {kind for suffix, kind in SUFFIXES.items() if name.endswith(suffix)}
@@ -298,7 +298,7 @@ def classes_of_name(name: str) -> frozenset[str]:
 
 
 def _recorded(system: str, inside: tuple[str, ...]) -> str:
-    """Return the class of a path `inside` the directory of a version control system: history or configuration."""
+    """Return the protected class of a path in the directory of a version control system. `inside` are the names in the path."""
     names = {"config"} if system == ".git" else _CONFIGURATION
     return HISTORY if inside and inside[0] in RECORDS[system] and names.isdisjoint(inside) else GIT
 
@@ -356,7 +356,7 @@ def _steps(target: str, project: str, inside: list[str]) -> list[str] | None:
 
 
 def _goes(change: Change) -> bool:
-    """Return whether the change would remove or replace a real directory with everything in it."""
+    """Return whether a change would remove or replace a real directory with everything in it."""
     before, after = change.before, change.after
     return before is not None and before.type is EntryType.DIRECTORY and (after is None or after.type is not before.type)
 
@@ -393,7 +393,7 @@ class _Repositories:
     """The directories, whatever their names, that git takes for a repository. Git runs the programs that its configuration names.
 
     A directory with HEAD and either `commondir` or both `objects` and `refs` is one (`is_git_directory` in git's setup.c). Git reads
-    `config` and `hooks` in it. The resulting names count: a repository may be completed by a later promotion. `known` are further ones.
+    `config` and `hooks` in it. A directory counts if it is a repository now or after the changes. `known` are further repositories.
     """
 
     def __init__(self, changes: ChangeSet, project: str, names: Names, known: frozenset[str]) -> None:
@@ -408,14 +408,14 @@ class _Repositories:
         self._known: dict[str, tuple[tuple[str, bool], ...]] = {}
 
     def classes(self, path: str) -> frozenset[str]:
-        """Return the classes of a changed path because of the repositories that it lies in."""
+        """Return the protected classes that a changed path has because of the repositories that it lies in."""
         around = self._around(posixpath.dirname(path))
         if not around:
             return frozenset()
         return frozenset(_recorded(".git", components(path[len(top.rstrip("/")) + 1 :])) if real else GIT for top, real in around)
 
     def _around(self, directory: str) -> tuple[tuple[str, bool], ...]:
-        """Return the repositories at or above a directory, and whether each is a real one already."""
+        """Return the repositories at or above a directory, each with whether it is a real one already."""
         below = []
         while directory not in self._known and contains(self._project, directory):
             below.append(directory)

@@ -1,9 +1,9 @@
 """The mark of a review: which state of a sandbox a person was last shown.
 
-Every run writes a line before it starts (see `originals.runs`), and every snapshot, rollback and promotion changes the layers. So a mark is
-the layers and the number of runs in each. Two marks are equal only if nothing could have changed the sandbox in between.
+Every run writes a line before it starts (see `originals.runs`), and every snapshot, rollback and promotion changes the layers. So a mark
+consists of the layers and the number of runs in each. Two marks are equal only if nothing could have changed the sandbox in between.
 
-The mark is in a file of its own, `shown.json`. A sandbox without the file was never shown; a file that cannot be read counts the same.
+The mark is in a file of its own, `shown.json`. A sandbox without the file was never shown; an unreadable file counts as missing.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class ReviewMark:
         return mark if mark.layers and len(mark.layers) == len(mark.runs) else None
 
     def remember(self, state: SandboxState) -> None:
-        """Store the mark. A failure is no error: then the person is told of runs that they have seen."""
+        """Store the mark. A failure is ignored: then a person is told again of runs whose changes they have seen."""
         with suppress(OSError):
             if state.exists:
                 write_atomically(os.path.join(state.path, NAME), json.dumps([self.layers, self.runs]) + "\n")
 
     def since(self, shown: ReviewMark) -> str:
-        """Describe in words what happened since another mark; "" if nothing did."""
+        """Describe in words what happened to the sandbox between the mark `shown` and this one; "" if nothing did."""
         if self == shown:
             return ""
         if self.layers[0] == shown.layers[0]:  # the lower layers may have been merged into one

@@ -1,11 +1,11 @@
 """Find the files of a project that hold secrets, so that a run can hide them.
 
 Every directory of the project is listed, except dependencies and caches (`SKIPPED`). The listing is remembered in the state directory: a
-directory whose times have not changed is not listed again, so that a later run pays for one `stat` a directory. Contents are read for the
-few files whose name asks for it, and read again when their status changes.
+directory whose times have not changed is not listed again, so that a later run pays for one `stat` a directory. Only files with a
+suspicious name are read, and read again when their status changes.
 
-What cannot be searched is hidden, and a remark says so: a directory beyond the limits, one that cannot be listed, one that is too deep.
-A file that git tracks in HEAD, unchanged, is shown, because its content is in the repository anyway. Private keys and tokens stay hidden.
+A directory that cannot be searched is hidden, and a remark says so: one beyond the limits, one that cannot be listed, one that is too deep.
+A file that is the same in git's HEAD is shown, because its content is in the repository anyway, unless it holds a private key or a token.
 
 Links are not followed. A file that appears after the search is visible until the next run, unless `policy.secrets` lists its name.
 """
@@ -52,7 +52,7 @@ Listing = tuple[Status, tuple[str, ...], tuple[str, ...]]  # status of a directo
 
 @dataclass(frozen=True)
 class SearchLimits:
-    """The most that one search lists. The next search goes on from there, because what was listed is remembered."""
+    """The limits of one search: entries to list, and seconds. The next search goes on from there, because listings are remembered."""
 
     entries: int = 2_000_000
     seconds: float = 20.0
@@ -60,7 +60,7 @@ class SearchLimits:
 
 @dataclass(frozen=True)
 class SecretFiles:
-    """The masks of a project: of each file with a secret, and of each directory that could not be searched.
+    """The result of a search: a mask for each file with a secret, and for each directory that could not be searched.
 
     `shown` are files that have the name of a secret, and are shown because git tracks them.
     """
@@ -70,7 +70,7 @@ class SecretFiles:
 
 
 class SearchMemory:
-    """Listings and verdicts of earlier searches, in one file. A missing, damaged or outdated file counts as empty."""
+    """The listings and verdicts of earlier searches, kept in one file. A missing, damaged or outdated file counts as empty."""
 
     def __init__(self, file: str, *, now_ns: Callable[[], int] = time.time_ns) -> None:
         self._file = file
@@ -91,11 +91,14 @@ class SearchMemory:
                     self.directories, self._verdicts, self.tracked = directories, verdicts, tracked
 
     def settled(self, status: os.stat_result) -> bool:
-        """Return whether an entry changed long enough ago for its times to tell of the next change."""
+        """Return whether the last change of an entry is so old that the next change is certain to alter its times."""
         return status.st_ctime_ns < self._now() - _SETTLED_NS
 
     def verdict(self, path: str, status: os.stat_result, rule: str) -> str | None:
-        """Return the verdict on a file of this status; None if there is none yet. `rule` is what the verdict depends on beside the file."""
+        """Return the remembered verdict on a file with this status; None if there is none.
+
+        `rule` is the rule that the file is judged by: a verdict under another rule does not count.
+        """
         known = self._verdicts.get(path)
         if known is None or known[:2] != (_key(status), rule):
             return None
@@ -103,12 +106,12 @@ class SearchMemory:
         return known[2]
 
     def remember(self, path: str, status: os.stat_result, rule: str, verdict: str) -> None:
-        """Keep a verdict, if the file's times will tell of its next change."""
+        """Remember a verdict, unless the file changed so recently that its times may not show the next change."""
         if self.settled(status):
             self._used[path], self.changed = (_key(status), rule, verdict), True
 
     def save(self) -> None:
-        """Write what is new. A failure is ignored: the next search takes longer."""
+        """Write the memory to its file if it has changed. A failure is ignored: then the next search only takes longer."""
         if not self.changed:
             return
         content = marshal.dumps((self._stamp, self.directories, self._used, self.tracked))
@@ -129,7 +132,7 @@ def hidden_in_project(
     limits: SearchLimits | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> SecretFiles:
-    """Search a project. Paths in `skip` are hidden anyway, and are not entered."""
+    """Search a project for secrets. Paths in `skip` are not entered, because they are hidden anyway."""
     search = _Search(os.path.normpath(project), memory, frozenset(skip), limits or SearchLimits(), clock)
     search.walk()
     masks = tuple(_folded(search.masks(), project))
@@ -139,8 +142,8 @@ def hidden_in_project(
 def content_secret(path: str, memory: SearchMemory, *, named_so: bool = False, tokens: bool = True) -> str:
     """Return the kind of secret in a file, as `secret_content` names it; empty if none, or if it is no regular file.
 
-    `named_so` says that it is named like a key, and `tokens` that tokens count, too. A file that cannot be read holds something that could
-    not be examined.
+    `named_so` says that the file is named like a key, and `tokens` that tokens count, too. A file that cannot be examined gets a kind of
+    its own.
     """
     most = _KEY_BYTES if named_so else _HEAD_BYTES
     try:
@@ -171,7 +174,7 @@ def content_secret(path: str, memory: SearchMemory, *, named_so: bool = False, t
 
 
 def holds_secret(path: str, suspicion: Suspicion, memory: SearchMemory) -> str:
-    """Return the kind of secret in a suspected file; empty if it holds none."""
+    """Return the kind of secret in a suspected file; empty if it holds none. The file is read only if its name does not decide."""
     if suspicion.by == NAME:
         return suspicion.why
     named_so = path.lower().endswith(_KEY_EXTENSIONS) or path.rpartition("/")[2].startswith("id_")
@@ -197,7 +200,7 @@ class _Search:
         self._device: int | None = None
 
     def walk(self) -> None:
-        """List the project, nearest directories first. Fills the suspects, and the directories that were not searched."""
+        """List the directories of the project, the outermost first. Collects suspected files and directories that could not be searched."""
         known, seen = self._memory.directories, dict[str, Listing]()
         level, inner = [""], list[str]()
         while level:
@@ -224,7 +227,7 @@ class _Search:
             self._memory.directories, self._memory.changed = seen, True
 
     def masks(self) -> Iterator[FoundMask]:
-        """Yield the masks, with a remark where somebody may wonder."""
+        """Yield a mask for each file with a secret and each unsearched directory. A remark explains a mask that may surprise a person."""
         for path, why in self._unsearched.items():
             yield FoundMask(self._prefix + path, NOT_SEARCHED, remark=why)
         hidden: list[tuple[str, Suspicion, str]] = []
@@ -244,7 +247,7 @@ class _Search:
             yield FoundMask(self._prefix + path, suspicion.why, remark=remark)
 
     def _status(self, path: str) -> Status | None:
-        """Return what the listing of a directory depends on; None if it must be listed, or cannot be."""
+        """Return the inode and change time of a directory; None if it cannot be examined. While both stay the same, so does its listing."""
         try:
             status = os.stat(self._prefix + path, follow_symlinks=not path)  # the project itself may be named by a link
         except OSError:
@@ -252,7 +255,7 @@ class _Search:
         return status.st_ino, status.st_ctime_ns
 
     def _directory(self, path: str) -> Listing | None:
-        """List a directory; None if it is not to be searched. Notes a directory that cannot be."""
+        """List a directory. Return None if it is not searched; if it must then be hidden, the reason is noted."""
         place = self._prefix + path if path else self._project
         if len(place) > _LONGEST_PATH // 4 and len(os.fsencode(place)) > _LONGEST_PATH:
             self._unsearched[path] = "it lies too deep"
@@ -278,7 +281,10 @@ class _Search:
         return (status.st_ino, status.st_ctime_ns) if self._memory.settled(status) else (), subdirectories, names
 
     def _listed(self, place: str, path: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the subdirectories and the suspected names of a directory. Raises `_TooMany` beyond the limit, except for the project."""
+        """Return the subdirectories and the suspected names of a directory.
+
+        Raises `_TooMany` above the limit, except for the top directory of the project.
+        """
         subdirectories: list[str] = []
         names: list[str] = []
         suspicion_of = secret_names.suspicion_of
@@ -298,7 +304,7 @@ class _Search:
         return tuple(subdirectories), tuple(names)
 
     def _is_ours(self, place: str) -> bool:
-        """Return whether a directory is one that its owner, the guest, could open up for itself."""
+        """Return whether a directory belongs to this user. A guest, who is the same user, could then make it readable."""
         try:
             return os.stat(place, follow_symlinks=False).st_uid == os.geteuid()
         except OSError:
@@ -310,7 +316,7 @@ class _Search:
                 self._suspects.append((start + name, suspicion))
 
     def _judged(self, path: str, suspicion: Suspicion) -> str | None:
-        """Return the secret that was seen in a suspected file, empty if only its name counts; None if it holds none."""
+        """Return the kind of secret seen in a suspected file; empty if its name alone decides; None if it holds no secret."""
         place = self._prefix + path
         if suspicion.by == NAME:
             return None if os.path.islink(place) and _points_to_nothing_secret(place) else ""
@@ -319,7 +325,7 @@ class _Search:
         return holds_secret(place, suspicion, self._memory) or None
 
     def _tracked(self, paths: list[str]) -> tuple[dict[str, str | None], str]:
-        """Return the object ids in HEAD of these files, and why that is not known, if it is not."""
+        """Return the object id of each file in HEAD, None if git does not track it. If this is unknown, return nothing and the reason."""
         if not paths:
             return {}, ""
         from agent_sandbox.workspace.git import tracked  # most projects have nothing to ask about
@@ -364,13 +370,16 @@ class _Search:
 
 
 def _points_to_nothing_secret(link: str) -> bool:
-    """Return whether a link leads to a directory, to a template, or to a file of the system. A mask would hide those, too."""
+    """Return whether a link leads to a directory, to a template, or to a file of the system.
+
+    A mask on the link would hide its target, too.
+    """
     real = os.path.realpath(link)
     return os.path.isdir(real) or secret_names.is_template(os.path.basename(real)) or real.startswith(_SYSTEM)
 
 
 def _outer(paths: list[str]) -> Iterable[str]:
-    """Return the paths, or so few directories above them that each can have a mask."""
+    """Return the paths; if they are too many for one mask each, return directories above them instead."""
     depth = max(path.count("/") for path in paths) + 1
     outer = set(paths)
     while len(outer) > _MOST_UNSEARCHED and depth > 1:
@@ -380,7 +389,7 @@ def _outer(paths: list[str]) -> Iterable[str]:
 
 
 def _folded(masks: Iterable[FoundMask], project: str) -> Iterator[FoundMask]:
-    """Hide a directory with very many secrets as a whole: each mask costs time at every start."""
+    """Yield the masks, but only one for a directory with very many secrets, because each mask costs time at every start."""
     found = list(masks)
     counts: dict[str, int] = {}
     for mask in found:
@@ -393,7 +402,7 @@ def _folded(masks: Iterable[FoundMask], project: str) -> Iterator[FoundMask]:
 
 
 def _read(path: str, most: int) -> bytes:
-    """Return the beginning of a regular file, and one byte more if it is longer. Never waits for a pipe."""
+    """Return the first `most` + 1 bytes of a regular file; nothing for any other file. Never waits for a pipe."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), "rb", buffering=0) as file:
         return file.read(most + 1) or b"" if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
 
@@ -407,7 +416,7 @@ def _checksum(content: bytes | memoryview) -> bytes:
 
 
 def _is_pseudo(place: str) -> bool:
-    """Return whether a directory is on a filesystem that no view shows, such as /proc."""
+    """Return whether a directory is on a filesystem such as /proc, which no view shows."""
     from agent_sandbox.kernel import mountinfo  # only for a project with something mounted in it
 
     mounts = [mount for mount in mountinfo.visible(mountinfo.read()) if mount.target == os.path.realpath(place)]
@@ -415,7 +424,7 @@ def _is_pseudo(place: str) -> bool:
 
 
 def _rules() -> tuple[int, ...]:
-    """Return a value that changes with the rules: what was not suspected yesterday may be today."""
+    """Return a value that changes with the rules for secrets, so that results of older rules are not used."""
     stamps: list[int] = [1]
     for module in (secret_names, secret_content):
         with suppress(OSError):

@@ -1,8 +1,9 @@
 """The settings in a configuration file that name code to run, read from its text. Pure.
 
-Most edits of a `pyproject.toml` or a `setup.cfg` are harmless, so their text decides. `PARTS` has, by folded file name, the protected
-classes that a text may have and the functions that return its part for each. A change counts if the part differs. The functions raise
-ValueError, AttributeError or RecursionError for a text that they cannot parse; that counts, too: the program that obeys it may be able to.
+Most edits of a `pyproject.toml` or a `setup.cfg` are harmless, so their text decides. For each folded file name, `PARTS` lists the
+protected classes that may apply, each with a function that returns the part of the text that matters. A change counts if this part differs.
+The functions raise ValueError, AttributeError or RecursionError for a text that they cannot parse; that counts, too, because the program
+that obeys it may be able to parse it.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def _scripts(text: bytes) -> Mapping[str, object] | None:
 
 
 def _tools_of_package(text: bytes) -> object:
-    """Return the settings of linters and test runners in a package.json: each may name modules that they load."""
+    """Return the settings of linters and test runners in a package.json, because they may name modules to load."""
     manifest = json.loads(text)
     tools = (
         "eslintConfig",
@@ -141,7 +142,7 @@ def _of_pytest(options: dict[str, Any]) -> dict[str, object]:
 
 
 def _of_ini(text: bytes) -> object:
-    """Return the code that an INI file of pytest, flake8, mypy, pylint, coverage or setuptools names."""
+    """Return the settings that name code in an INI file of pytest, flake8, mypy, pylint, coverage or setuptools."""
     from configparser import ConfigParser, Error  # slow to load, and few promotions have such a file
 
     parser = ConfigParser(interpolation=None, strict=False, allow_no_value=True, delimiters=("=", ":"))
@@ -164,7 +165,7 @@ def _of_ini(text: bytes) -> object:
 
 
 def _lines_with(*markers: str) -> Part:
-    """Return a function that returns the lines with one of the markers; case does not matter."""
+    """Return a function that returns the lines of a text with one of the markers in them. Case does not matter."""
 
     def part(text: bytes) -> object:
         lines = text.decode(errors="surrogateescape").lower().splitlines()
@@ -174,7 +175,7 @@ def _lines_with(*markers: str) -> Part:
 
 
 def _language_plugins(text: bytes) -> object:
-    """Return the text of a tsconfig.json that names plugins of the language server. It may have comments, so it is not parsed."""
+    """Return the whole text of a tsconfig.json if it names plugins of the language server. It is not parsed, as it may have comments."""
     return text if b'"plugins"' in text else None
 
 
@@ -195,7 +196,7 @@ SUFFIXED = {".csproj": _MSBUILD, ".fsproj": _MSBUILD, ".vbproj": _MSBUILD}
 
 
 def parts_of(name: str) -> tuple[tuple[str, Part], ...]:
-    """Return the protected classes that the text of a file may have, each with its function. `name` is folded."""
+    """Return the protected classes that the text of a file may have, each with the function for its part in `PARTS`. `name` is folded."""
     if found := PARTS.get(name):
         return found
     return next((parts for suffix, parts in SUFFIXED.items() if name.endswith(suffix)), ())

@@ -57,9 +57,10 @@ class DiffRun:
 class DiffResult(VerbResult):
     """The changes in a sandbox, or those that a command would make, with their content.
 
-    `changes` is empty, because the changes were already printed, one by one. `git` are sentences about commits and branches. `protected`
-    are the changes that a promotion needs an approval for, by kind, and `remarks` say more about some. `problem` says that a patch lacks
-    content of the project, or that the changes of a command could not be listed.
+    `changes` is empty, because the command prints them one by one before it returns this result. `git` are sentences about commits and
+    branches. `digest` identifies the shown changes; `no_digest` is the reason if there is none. `protected` are the changes that need an
+    approval to be promoted, by protected kind, and `remarks` are sentences about some of them. `problem` is "incomplete" if a patch lacks
+    content of the project, and "unlisted" if the changes of a command could not be listed.
     """
 
     kind = "diff"
@@ -78,7 +79,7 @@ class DiffResult(VerbResult):
 
     @property
     def code(self) -> int:
-        """The exit code of the command, unless it is 0; else the code of `problem`, if there is one; else 0."""
+        """The exit code: that of the command if it failed, else that of `problem` if there is one, else 0."""
         if not isinstance(self.run, Omitted) and self.run.exit:
             return self.run.exit
         return 0 if isinstance(self.problem, Omitted) else {"incomplete": 1, "unlisted": COULD_NOT_START}[self.problem]
@@ -120,7 +121,7 @@ def diff(options: CommandOptions, console: Console) -> VerbResult:
 
 
 def _judged(changes: ChangeSet, review: Review, project: str, policy: Policy) -> Protection:
-    """Judge the changes as a promotion would. A tree that cannot be examined is judged by names alone."""
+    """Return the protected classes of the changes, as a promotion finds them. If the real tree cannot be examined, only names decide."""
     around = TreeContext.of(project, policy.files, here().host.home)
     try:
         judged = judge_changes(changes, look_at(project, changes), review.contents, root=project, around=around)
@@ -130,7 +131,7 @@ def _judged(changes: ChangeSet, review: Review, project: str, policy: Policy) ->
 
 
 def _named(name: str, paths: tuple[str, ...], protection: Protection, project: str) -> str:
-    """Return the first paths of a kind, with remarks."""
+    """Return a list of the first `paths` of the protected kind `name`, with remarks; "" for a kind whose paths are not listed."""
     if name not in (DEPENDENCY, SECRETS, GIT):
         return ""
     lines = [remarked(path.removeprefix(project.rstrip("/") + "/"), protection.remarks.get(path, ())) for path in paths[:_NAMED]]
@@ -142,7 +143,7 @@ def _by_kind(protection: Protection) -> dict[str, tuple[PathFacts, ...]]:
 
 
 def _promoting(options: CommandOptions, digest: str, why_not: str) -> Iterator[Row]:
-    """Yield the line with the command that promotes exactly what was shown, or with the reason why there is none."""
+    """Yield a row with the command that promotes exactly the shown changes, or with the reason why there is no digest for it."""
     if digest:
         where = ("--project", options.project) if options.project is not None else ()
         only = (word for pattern in options.show.only for word in ("--only", pattern))
@@ -156,7 +157,7 @@ def _promoting(options: CommandOptions, digest: str, why_not: str) -> Iterator[R
 def diff_of(options: CommandOptions, session: Session, work: Work, project: Project, console: Console) -> DiffResult:
     """Run the work in a throw-away sandbox and show its changes. The output of the work itself goes to standard error.
 
-    The changes are gone when the run ends, so the diff is written to a temporary file before that, and shown afterwards.
+    The changes are gone when the run ends, so the diff is written to a temporary file before the end, and shown afterwards.
     """
     shows: list[bool] = []
     said: list[str] = []

@@ -54,7 +54,10 @@ _LISTED = 10  # paths under one heading; --json has all
 
 @dataclass(frozen=True)
 class PromoteResult(VerbResult):
-    """A proposed promotion, and whether it was carried out."""
+    """A proposed promotion, and whether it was carried out.
+
+    `moved` are the paths that drifted, and `settled` those that need no write. `since` says what used the sandbox since its last review.
+    """
 
     kind = "promote"
 
@@ -247,8 +250,8 @@ def _list(heading: str, lines: Iterable[str], project: str) -> None:
 def agreement(proposal: PromotionProposal, console: Console, *, yes: bool, project: str | None) -> PromotionProposal | None:
     """Return the proposal, with the changes and protected kinds that the user approved. Return None if the user said no or cannot be asked.
 
-    `yes` approves everything except protected kinds. A promotion that must fail is returned without a question; carrying it out raises the
-    reason. With a `project`, the user may leave out changes; without one, it is all or nothing.
+    `yes` approves everything except protected kinds. A promotion that must fail is returned without a question: `carry_out` then raises the
+    error. Without a `project`, the user can only approve the whole proposal; with one, the user may leave out changes.
     """
     if proposal.conflicts or proposal.plan().refused or (proposal.moved and proposal.wanted.drift == "refuse"):
         return proposal
@@ -270,7 +273,7 @@ def agreement(proposal: PromotionProposal, console: Console, *, yes: bool, proje
 
 
 def _ask(proposal: PromotionProposal, console: Console, *, selects: bool) -> Literal["yes", "no", "select"]:
-    """Ask whether to promote. Enter is no. The diff is shown as often as it is asked for."""
+    """Ask the user whether to promote. "diff" shows the diff and asks again; unknown answers are no. `selects` offers to select files."""
     choices = "[y]es [n]o [d]iff [s]elect files" if selects else "[y]es [n]o [d]iff"
     question = f"Promote {counted(len(proposal.changes), 'change')} to {shown(proposal.root)}? {choices} "
     while (answer := console.answer(question)) in ("d", "diff"):
@@ -288,7 +291,10 @@ def _page(proposal: PromotionProposal) -> None:
 
 
 def _with_approved_kinds(proposal: PromotionProposal, console: Console, *, whole: bool) -> PromotionProposal | None:
-    """Ask about each protected kind, and leave out the changes of those that are refused. None if nothing is left, or if `whole`."""
+    """Ask the user about each protected kind, and leave out the changes of a refused kind. Return None if no change is left.
+
+    With `whole`, nothing may be left out: return None if a kind is refused.
+    """
     refused: set[str] = set()
     while missing := [name for name in proposal.protected() if name not in proposal.wanted.approved]:
         for name in missing:
@@ -309,8 +315,8 @@ def _with_approved_kinds(proposal: PromotionProposal, console: Console, *, whole
 def leave_out(proposal: PromotionProposal, kinds: Collection[str]) -> PromotionProposal:
     """Return the proposal without the changes of these protected kinds.
 
-    What lies in a new directory of such a kind is left out with it, and so is a new directory that would be empty then. Too many deletions
-    are a kind of the whole set: then all deletions are left out.
+    Everything in a new directory of such a kind is left out, too, and so is a new directory that would then be empty. The kind "too many
+    deletions" concerns the whole proposal: if it is given, all deletions are left out.
     """
     changes = proposal.changes
     new = {change.path for change in changes if change.kind in (Kind.ADDED, Kind.RETYPED) and _is_directory(change)}
@@ -330,7 +336,7 @@ def _is_directory(change: Change) -> bool:
 
 
 def select(proposal: PromotionProposal, project: str, console: Console) -> PromotionProposal | None:
-    """Ask which files to promote: by patterns, or one by one. None if none are chosen."""
+    """Ask the user which files to promote: by patterns, or one by one. Return None if no file is chosen."""
     while True:
         typed = console.answer("Files to promote, as patterns (Enter: ask about each): ", exactly=True)
         try:
@@ -348,7 +354,10 @@ def select(proposal: PromotionProposal, project: str, console: Console) -> Promo
 
 
 def _chosen_one_by_one(proposal: PromotionProposal, project: str, console: Console) -> set[str]:
-    """Ask about each change, except directories made for others, which come with these. Anything but a yes is a no."""
+    """Ask the user about each change. Return the paths that got a yes, and the paths that need no write.
+
+    A new directory that holds other changes is not asked about: it is promoted with them.
+    """
     chosen: set[str] = set(proposal.settled)
     holding = {above for change in proposal.changes for above in ancestors(change.path)}
     for change in proposal.changes:

@@ -24,9 +24,10 @@ _MODES = frozenset({0o100644, 0o100755, 0o120000, 0o160000})
 
 @dataclass(frozen=True)
 class IndexEntry:
-    """An entry. `stage` is 0, or 1 to 3 for the sides of a conflict. `status` and `sizes` are the facts about the file that git compares.
+    """An entry. `name` is the name of its object. `stage` is 0, or 1 to 3 for the sides of a conflict.
 
-    `flags` are those that hide the file from git (assume-unchanged) or say that it is not checked out (skip-worktree, intent-to-add).
+    `status` and `sizes` are the times, device, inode, owner and size by which git notices that a file has changed. `assumed` is git's flag
+    assume-unchanged; `flags` are its flags skip-worktree and intent-to-add.
     """
 
     mode: int
@@ -39,7 +40,7 @@ class IndexEntry:
 
     @property
     def meaning(self) -> tuple[int, int, str]:
-        """The part of an entry that counts."""
+        """The stage, the mode and the object name, by which entries are compared."""
         return self.stage, self.mode, self.name
 
 
@@ -47,7 +48,7 @@ Entries = Mapping[str, tuple[IndexEntry, ...]]  # by path, in the order of stage
 
 
 def read_index(data: bytes, algorithm: str = "sha1") -> dict[str, tuple[IndexEntry, ...]]:
-    """Return the entries of an index by path. Raises `Damaged` for one that cannot be read, or that is split or sparse."""
+    """Return the entries of an index by path. Raises `Damaged` if the index cannot be read, or is split or sparse."""
     width = WIDTHS[algorithm]
     if len(data) < 12 + width or data[:4] != b"DIRC":
         raise Damaged("it is no index")
@@ -95,7 +96,7 @@ def read_index(data: bytes, algorithm: str = "sha1") -> dict[str, tuple[IndexEnt
 
 
 def _strip(data: bytes, at: int) -> tuple[int, int]:
-    """Return how many bytes of the last path are dropped, and the place after this number."""
+    """Decode the number at `at`, which says how many bytes of the previous path to drop. Return it, and the place after it."""
     byte = data[at]
     value = byte & 0x7F
     while byte & 0x80:
@@ -114,7 +115,7 @@ def _check(path: str, mode: int) -> None:
 
 
 def write_index(entries: Entries, algorithm: str = "sha1") -> bytes:
-    """Return the file of an index with these entries."""
+    """Return the content of an index file with these entries."""
     version = 3 if any(entry.flags for each in entries.values() for entry in each) else 2
     ordered = sorted((os.fsencode(path), entry.stage, entry) for path, each in entries.items() for entry in each)
     parts = [struct.pack(">4sII", b"DIRC", version, len(ordered))]
@@ -131,10 +132,10 @@ def write_index(entries: Entries, algorithm: str = "sha1") -> bytes:
 def merge_indexes(
     base: Entries, ours: Entries, theirs: Entries, keep: frozenset[str]
 ) -> tuple[dict[str, tuple[IndexEntry, ...]], list[str]]:
-    """Merge two indexes by paths: ours is the guest's, theirs is the real one. Return the entries, and the paths that both changed.
+    """Merge two indexes path by path: `ours` is the guest's, `theirs` the real one. Return the entries, and the paths that both changed.
 
-    A path that both changed has the guest's entry. Paths in `keep` and below have the real entry. The guest cannot set flags that hide a
-    file from git, and its facts about files do not count: they are of the clone.
+    A path that both changed gets the guest's entry. Paths in `keep`, and paths below them, get the real entry. The guest cannot set flags
+    that hide a file from git. Its times and sizes of files are dropped, because they are those of the clone.
     """
     result: dict[str, tuple[IndexEntry, ...]] = {}
     both: list[str] = []
@@ -152,7 +153,7 @@ def merge_indexes(
 
 
 def same_entries(one: Entries, other: Entries) -> bool:
-    """Return whether both have the same entries, whatever the facts about files."""
+    """Return whether two indexes have the same entries. Times and sizes of files are not compared."""
     return one.keys() == other.keys() and all(_same(one[path], other[path]) for path in one)
 
 

@@ -32,7 +32,7 @@ class Commit:
 
 
 def hash_name(kind: str, content: bytes, algorithm: str) -> str:
-    """Return the name of an object."""
+    """Return the name that git gives an object: the hash of its kind, size and content."""
     return hashlib.new(algorithm, b"%s %d\0%s" % (kind.encode(), len(content), content), usedforsecurity=False).hexdigest()
 
 
@@ -68,7 +68,7 @@ def tree_entries(content: bytes, width: int) -> Iterator[tuple[str, str, str]]:
 
 
 def read_commit(content: bytes, width: int) -> Commit:
-    """Return a commit. Raises `Damaged` for one that git would not write."""
+    """Parse a commit object. Raises `Damaged` for one that git would not write."""
     lines = _header(content)
     tree, at, parents = _value(lines, "tree"), 1, []
     while at < len(lines) and lines[at].startswith("parent "):
@@ -100,12 +100,15 @@ def _is_name(text: str, width: int) -> bool:
 
 
 def as_loose(kind: str, content: bytes) -> bytes:
-    """Return the file of an object by itself."""
+    """Return the content of a file that holds this one object (a loose object)."""
     return zlib.compress(b"%s %d\0%s" % (kind.encode(), len(content), content), 1)
 
 
 def as_pack(objects: Iterable[tuple[str, str, bytes]], algorithm: str) -> tuple[str, bytes, bytes]:
-    """Return a pack of these objects, each a name, a kind and a content, and its index: the name of both files, and both."""
+    """Make a pack of objects, each given as a name, a kind and a content.
+
+    Returns the name of the pack, the content of the pack file, and the content of its index file.
+    """
     everything = sorted(objects)
     parts, places, at = [struct.pack(">4sII", b"PACK", 2, len(everything))], [], 12
     for name, kind, content in everything:
@@ -138,7 +141,7 @@ def as_pack(objects: Iterable[tuple[str, str, bytes]], algorithm: str) -> tuple[
 
 
 class ObjectFiles:
-    """The objects of a real repository, below its `objects` directory and those that it borrows from. A context manager."""
+    """The objects of a real repository: those in its `objects` directory and in its alternates. A context manager."""
 
     def __init__(self, directory: str, algorithm: str = "sha1") -> None:
         self.width = WIDTHS[algorithm]
@@ -206,7 +209,7 @@ class ObjectFiles:
 
 
 def _directories(first: str) -> Iterator[str]:
-    """Yield an `objects` directory, and the others that its `info/alternates` name."""
+    """Yield an `objects` directory, and all directories that `info/alternates` files name."""
     todo, seen = [first], {first}
     while todo and len(seen) < _MOST_ALTERNATES:
         directory = todo.pop(0)

@@ -1,8 +1,8 @@
 """Read git objects, from single files and from packs.
 
 This module needs only the standard library, because its text is also a program: `engine.git_objects` runs it in a sandbox on the objects of
-a guest. There it gets files on its standard input and writes the objects that can be reached from the given ones to its standard output.
-The sandbox holds whatever goes wrong in here. The host believes nothing of the output: it computes the name of each object itself.
+a guest. There it reads files from standard input, and writes the requested objects, with all that they refer to, to standard output. The
+sandbox contains any attack on this code. The host trusts nothing of the output: it computes the name of each object itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Damaged(Exception):
 
 
 def inflate(data: memoryview, start: int, size: int) -> bytes:
-    """Return the `size` bytes that are compressed at `start`. Raises `Damaged` for any other size."""
+    """Decompress the data at `start`. Raises `Damaged` if the result does not have `size` bytes."""
     if size > _LARGEST:
         raise Damaged("an object is too large")
     engine, parts, length = zlib.decompressobj(), [], 0
@@ -49,7 +49,7 @@ def inflate(data: memoryview, start: int, size: int) -> bytes:
 
 
 def read_loose(data: bytes) -> tuple[str, bytes]:
-    """Return the kind and the content of an object in a file of its own."""
+    """Return the kind and the content of a loose object. `data` is the content of its file."""
     try:
         start = zlib.decompressobj().decompress(data, 64)
     except zlib.error as error:
@@ -62,7 +62,7 @@ def read_loose(data: bytes) -> tuple[str, bytes]:
 
 
 class PackIndex:
-    """The index of a pack: the names of its objects, and where each begins. `width` is the length of a name in bytes."""
+    """The index of a pack: the names of its objects, and where each begins in the pack. `width` is the length of a name in bytes."""
 
     def __init__(self, data: memoryview, width: int) -> None:
         self._data, self._width = data, width
@@ -145,7 +145,7 @@ class Pack:
         return kind, size, at + 1
 
     def _back(self, at: int) -> tuple[int, int]:
-        """Return how far before a delta its base begins, and the place after this number."""
+        """Decode the distance from a delta back to its base, in bytes. Return it, and the place after it."""
         byte = self._byte(at)
         back = byte & 0x7F
         while byte & 0x80:
@@ -163,7 +163,7 @@ class Pack:
 
 
 def apply_delta(base: bytes, delta: bytes) -> bytes:
-    """Return the content that a delta makes of its base."""
+    """Return the content that results from applying a delta to its base."""
     try:
         before, at = _number(delta, 0)
         after, at = _number(delta, at)
@@ -216,7 +216,7 @@ def _number(delta: bytes, at: int) -> tuple[int, int]:
 
 
 def named_in(kind: str, content: bytes, width: int) -> list[bytes]:
-    """Return the names of the objects that an object needs. What is malformed is left out."""
+    """Return the names of the objects that an object needs. Malformed parts are left out."""
     if kind == "tree":
         return [name for mode, _, name in entries_of(content, width) if mode != b"160000"]
     names = []
@@ -229,7 +229,7 @@ def named_in(kind: str, content: bytes, width: int) -> list[bytes]:
 
 
 def entries_of(content: bytes, width: int) -> list[tuple[bytes, bytes, bytes]]:
-    """Return the entries of a tree: mode, name and the name of the object. Raises `Damaged`."""
+    """Return the entries of a tree: mode, file name and object name. Raises `Damaged`."""
     entries, at = [], 0
     while at < len(content):
         blank = content.find(b" ", at, at + 8)
@@ -242,7 +242,10 @@ def entries_of(content: bytes, width: int) -> list[tuple[bytes, bytes, bytes]]:
 
 
 def main() -> None:
-    """Write every object that can be reached from the wanted ones and is neither held already nor missing here."""
+    """Read files of objects from standard input, and write the wanted objects, with all that they need, to standard output.
+
+    Objects that the host has already, and objects that are missing or damaged, are left out.
+    """
     stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
     order = json.loads(stdin.readline())
     width = int(order["width"])

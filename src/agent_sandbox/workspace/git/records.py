@@ -1,4 +1,4 @@
-"""The meaning of a promoted file of a repository, for an undo: what git may rewrite without changing it.
+"""The meanings of promoted git files. The meaning of a file stays the same when git only rewrites the file.
 
 `git status` writes the index anew, `git gc` moves references into `packed-refs` and shortens logs. None of these changes what was promoted,
 so none of them prevents an undo. A meaning is a tuple of texts that is kept in the journal of a promotion.
@@ -17,7 +17,7 @@ Meaning = Sequence[str]
 
 
 def of_index(entries: Entries, algorithm: str) -> Meaning:
-    """Return a digest of the entries of an index, as the meaning of the file."""
+    """Return the meaning of an index file: a digest of its entries."""
     digest = sha256()
     for path in sorted(entries):
         digest.update(f"{(path, [each.meaning for each in entries[path]])!r}\n".encode("utf-8", "surrogatepass"))
@@ -25,12 +25,15 @@ def of_index(entries: Entries, algorithm: str) -> Meaning:
 
 
 def of_reference(name: str, packed: str, old: str | None, new: str | None) -> Meaning:
-    """Return the name of a reference, its old and its new value, as the meaning of its file. `packed` is the path of `packed-refs`."""
+    """Return the meaning of a file that holds a reference: the name of the reference, its old value and its new value.
+
+    `packed` is the path of `packed-refs`, where git may move the reference.
+    """
     return REFERENCE, name, packed, old or "", new or ""
 
 
 def means_the_same(meaning: Meaning, content: bytes) -> bool:
-    """Return whether an index still has the meaning that was promoted."""
+    """Return whether `content` is an index with this meaning. Returns False for the meanings of other files."""
     if meaning[0] != INDEX:
         return False
     try:
@@ -40,7 +43,7 @@ def means_the_same(meaning: Meaning, content: bytes) -> bool:
 
 
 def relative_meanings(meanings: Mapping[str, Meaning], root: str) -> dict[str, Meaning]:
-    """Return the meanings with all paths relative to a root."""
+    """Return the meanings with all paths relative to `root`."""
     start = len(root.rstrip("/")) + 1
     return {
         path[start:]: tuple(each[start:] if kind[0] == REFERENCE and at == 2 else each for at, each in enumerate(kind))

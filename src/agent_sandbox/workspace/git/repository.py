@@ -26,7 +26,10 @@ _SAFE = frozenset("!#$%&'()+,-./0123456789;<=>@ABCDEFGHIJKLMNOPQRSTUVWXYZ]_`abcd
 
 @dataclass(frozen=True)
 class RepositoryPlace:
-    """A repository: its own directory, the directory that it shares with linked worktrees, and the top of its files ("" if bare)."""
+    """A repository: its own git directory, the one that it shares with linked worktrees, and the top of its checked-out files.
+
+    `worktree` is "" for a bare repository.
+    """
 
     directory: str
     common: str
@@ -39,7 +42,10 @@ class RepositoryPlace:
         return f"{self.common}/objects"
 
     def history_of(self, path: str) -> str:
-        """Return the path of a file that only records, relative to its directory; "" for any other path."""
+        """Return the path of a history file, relative to its git directory; "" for any other path.
+
+        History files are objects, references, HEAD, the index and logs. Git runs nothing of them.
+        """
         for top, names in ((self.common, _SHARED), (self.directory, _OWN)):
             below = path[len(top) + 1 :] if path.startswith(f"{top}/") else ""
             first = below.partition("/")[0]
@@ -54,7 +60,7 @@ _NEVER_HISTORY = frozenset({"objects/info/alternates", "objects/info/http-altern
 
 
 class Files:
-    """The files of a machine: the real ones, those that the sandbox sees, and those that it saw first. A context manager."""
+    """Reads files in three versions: real, as the sandbox sees them, and as they were before it changed them. A context manager."""
 
     def __init__(self, changes: ChangeSet, contents: Contents, bases: Bases | None, open_base: Callable[[Base], int]) -> None:
         self._reality = Reality("/")
@@ -68,7 +74,7 @@ class Files:
         self._reality.__exit__(None, None, None)
 
     def change(self, path: str) -> Change | None:
-        """Return the change at a path."""
+        """Return the sandbox's change at a path; None if there is none."""
         return self._changes.get(path)
 
     def node(self, path: str) -> Node | None:
@@ -130,7 +136,7 @@ class Files:
         raise LookupError(path)
 
     def files_below(self, directory: str) -> set[str]:
-        """Return every file below a directory that is real, or that the sandbox has changed."""
+        """Return the paths of all files below a directory: real ones, and those that the sandbox has changed."""
         found = {path for path, change in self._changes.items() if contains(directory, path) and _is_file(change)}
         todo = [directory]
         while todo:
@@ -149,7 +155,7 @@ class Files:
         return found
 
     def _is_gone(self, path: str) -> bool:
-        """Return whether the sandbox removed a directory above a path, or put something else there."""
+        """Return whether the sandbox removed or replaced a directory above a path."""
         above = os.path.dirname(path)
         while len(above) > 1:
             change = self._changes.get(above)
@@ -175,10 +181,10 @@ Read = Callable[[str], bytes | None]
 
 
 def find_repositories(project: str, changes: ChangeSet, files: Files) -> Iterator[RepositoryPlace]:
-    """Yield each repository whose records the sandbox has changed, submodules and linked worktrees included.
+    """Yield each repository whose history files the sandbox has changed, submodules and linked worktrees included.
 
-    A repository counts if it is one now in reality or, where nothing real is in its place, if it is one in the sandbox. A `.git` that is
-    a link, or that was a repository and would be something else, is left to the review of single files.
+    A directory counts if it really is a repository or, where no real repository is, if it is one in the sandbox. A git directory that the
+    sandbox removed or replaced does not count: its files are reviewed one by one.
     """
     seen: set[str] = set()
     for directory in _candidates(project, changes, files):
@@ -197,7 +203,7 @@ def find_repositories(project: str, changes: ChangeSet, files: Files) -> Iterato
 
 
 def linked_repository(project: str) -> str:
-    """Return the directory of the repository that a project is a linked worktree of; "" if it is none.
+    """Return the common git directory of the repository that a project is a linked worktree of; "" if the project is no such worktree.
 
     The repository must name the project as its worktree, too: a `.git` file alone could name any directory.
     """
@@ -219,7 +225,7 @@ class _Nothing:
 
 
 def _candidates(project: str, changes: ChangeSet, files: Files) -> Iterator[str]:
-    """Yield every directory in which `HEAD`, `index` or another record has changed, and the one that the project's `.git` file names."""
+    """Yield directories that may be repositories: those with changed history files, and the one that the project's `.git` file names."""
     pointer = files.real(f"{project}/.git")
     if pointer is not None and (own := _target(pointer, project)):
         yield own
@@ -238,13 +244,13 @@ def _is_replaced(change: Change | None) -> bool:
 
 
 def _target(pointer: bytes, above: str) -> str:
-    """Return the directory that a `.git` file names; "" if it names none."""
+    """Return the directory that a `.git` file in the directory `above` names; "" if it names none."""
     start, _, target = pointer.partition(b":")
     return os.path.normpath(os.path.join(above, os.fsdecode(target.strip()))) if start == b"gitdir" and target.strip() else ""
 
 
 def _worktree(directory: str, project: str, read: Read) -> str:
-    """Return the top of the files of a repository; "" if it is not known."""
+    """Return the top directory of the checked-out files of a repository; "" if it is not known."""
     if os.path.basename(directory) == ".git":
         return os.path.dirname(directory)
     if back := read(f"{directory}/gitdir"):  # a linked worktree
@@ -256,7 +262,7 @@ def _worktree(directory: str, project: str, read: Read) -> str:
 
 
 def _algorithm(config: bytes) -> str:
-    """Return the hash of the names of objects; "" for a repository of another kind than is handled here."""
+    """Return the hash algorithm of a repository's object names; "" for a repository of an unsupported format."""
     settings = _settings(config)
     if settings.get("extensions.refstorage", "files") != "files":
         return ""
@@ -279,7 +285,7 @@ def _settings(config: bytes) -> dict[str, str]:
 
 
 def references(place: RepositoryPlace, read: Read, files: Files) -> dict[str, str]:
-    """Return the value of each reference. Raises LookupError if one is not known, and `Damaged` for a malformed one."""
+    """Return the value of each reference. `read` reads a file. Raises what `read` raises, and `Damaged` for too many files."""
     values = read_packed(read(f"{place.common}/packed-refs") or b"")
     for top in dict.fromkeys((place.common, place.directory)):
         for path in files.files_below(f"{top}/refs"):
@@ -300,7 +306,7 @@ def read_packed(content: bytes) -> dict[str, str]:
 
 
 def without_packed(content: bytes, gone: frozenset[str]) -> bytes:
-    """Return a `packed-refs` file without some references."""
+    """Return the content of a `packed-refs` file without the references in `gone`."""
     kept: list[bytes] = []
     dropping = False
     for line in content.splitlines(keepends=True):
@@ -312,7 +318,7 @@ def without_packed(content: bytes, gone: frozenset[str]) -> bytes:
 
 
 def is_reference(name: str) -> bool:
-    """Return whether git accepts this name for a reference, apart from names in scripts other than ASCII, which are accepted here too."""
+    """Return whether git accepts this name for a reference below `refs/`. Parts that begin with a dash are refused here, too."""
     parts = name.split("/")
     if len(parts) < 2 or parts[0] != "refs" or ".." in name or "@{" in name or name.endswith("."):
         return False
@@ -321,7 +327,7 @@ def is_reference(name: str) -> bool:
 
 
 def added_lines(base: bytes, guest: bytes, width: int) -> list[bytes]:
-    """Return the lines that the sandbox added to a log of a reference; none if it has rewritten the log. Malformed lines are left out."""
+    """Return the valid lines that the sandbox appended to the log of a reference; none if the sandbox rewrote older lines."""
     if not guest.startswith(base):
         return []
     return [line for line in guest[len(base) :].split(b"\n") if _is_log_line(line, width)]
@@ -334,7 +340,10 @@ def _is_log_line(line: bytes, width: int) -> bool:
 
 
 def objects_added(place: RepositoryPlace, changes: Mapping[str, Change]) -> Iterator[tuple[str, Change]]:
-    """Yield the files with objects that the sandbox added: single objects by their names, packs and their indexes by their file names."""
+    """Yield a name and the change of each file with objects that the sandbox added.
+
+    For a single object it is the name of the object; for a pack or its index, the name of the file.
+    """
     start = place.objects + "/"
     for path, change in changes.items():
         if not path.startswith(start) or change.after is None or change.after.type is not EntryType.FILE:

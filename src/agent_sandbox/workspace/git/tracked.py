@@ -21,11 +21,11 @@ _HEX = frozenset("0123456789abcdef")
 
 
 class UnknownHead(Exception):
-    """It cannot be said which files are tracked."""
+    """The repository cannot be read, so the tracked files are not known."""
 
 
 def tracked_blobs(project: str, among: Collection[str]) -> dict[str, str]:
-    """Return the object id of each of these paths, relative to `project`, that is a regular file in HEAD. Raises `UnknownHead`."""
+    """Return the object id of each path in `among`, relative to `project`, that is a regular file in HEAD. Raises `UnknownHead`."""
     found = _repository(project)
     if found is None or not among:
         return {}
@@ -48,7 +48,7 @@ def blob_id(content: bytes) -> str:
 
 
 def _repository(project: str) -> tuple[_Repository, tuple[str, ...]] | None:
-    """Return the repository that a directory belongs to, and the way from its top to the directory."""
+    """Return the repository that a directory belongs to, and the names on the way from its top to the directory; None without one."""
     top, inside = os.path.realpath(project), []
     while not os.path.lexists(os.path.join(top, ".git")):
         top, name = os.path.split(top)
@@ -152,7 +152,7 @@ def _line(path: str) -> str:
 
 
 def _content(path: str, most: int = LARGEST) -> bytes:
-    """Return the beginning of a regular file. Raises OSError for anything else, and never waits for a pipe."""
+    """Return the first `most` bytes of a regular file. Raises OSError for anything else, and never waits for a pipe."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", path)

@@ -97,7 +97,7 @@ def _below(directory: int, path: str, states: dict[str, Fingerprint | None]) -> 
 
 @dataclass(frozen=True)
 class TreeContext:
-    """What a judgement of changes needs besides them: the project, the user's home, and the paths that are hidden from the sandbox."""
+    """The facts that changes are judged by: the project, the user's home, and the paths that are hidden from the sandbox."""
 
     project: str = ""  # it is searched for links, unless it is /; empty means the root of the tree
     home: str = ""
@@ -106,14 +106,14 @@ class TreeContext:
 
     @classmethod
     def of(cls, project: str, files: FileRules, home: str = "") -> TreeContext:
-        """Return the surroundings under these rules on files."""
+        """Return the context of a project, with the paths that these file rules hide."""
         denied = [pattern.path for pattern in files.denied if isinstance(pattern, Tree | Beneath)]
         return cls(project, home, files.bars, (*(mask.path for mask in files.masks), *denied))
 
 
 @dataclass(frozen=True)
 class Protection:
-    """The protected classes of each change that has any, by path, and remarks for the person who is asked."""
+    """The protected classes of changes, by path, and remarks on the changes for the person who approves them."""
 
     classes: Mapping[str, frozenset[str]] = field(default_factory=dict, hash=False)
     remarks: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
@@ -137,7 +137,7 @@ def protected_classes(
 def judge_changes(
     changes: ChangeSet, expected: Expected, contents: Contents, *, root: str, around: TreeContext | None = None
 ) -> Protection:
-    """Judge changes by the real tree and by the new content. Raises OSError."""
+    """Return the protected classes of changes and remarks on them, judged by the real tree and the new content. Raises OSError."""
     around = around or TreeContext()
     with NewTree(root, changes, contents) as tree:
         complete, links = tree.all_links(around.project or root)
@@ -167,7 +167,7 @@ def judge_changes(
 
 
 class _GitSettings:
-    """The files that the real configuration of git names, in every repository that a changed path lies in."""
+    """Recognises changes of files that git's real configuration names, in every repository that a changed path lies in."""
 
     def __init__(self, changes: ChangeSet, linked: LinkedNames, project: str, home: str) -> None:
         self._files: set[str] = set()  # that count themselves
@@ -183,14 +183,14 @@ class _GitSettings:
                 kept |= {named.path, end.path or named.path}
 
     def classes(self, change: Change) -> frozenset[str]:
-        """Return git's class if a change is one of what the configuration names."""
+        """Return git's protected class if the configuration names the changed path, or a directory above it."""
         path = change.path
         found = path in self._files or path in self._directories or os.path.dirname(path) in self._directories
         return frozenset({GIT} if found or (self._trees and not self._trees.isdisjoint(ancestors(path))) else ())
 
 
 def _worktrees(changes: ChangeSet, project: str) -> Iterator[str]:
-    """Yield the directories with a real repository that changed paths lie in, and the nearest one at or above the project."""
+    """Yield each directory with a real `.git` entry that changed paths lie in, and the nearest one at or above the project."""
     seen: set[str] = set()
     for change in changes:
         directory = os.path.dirname(change.path)
@@ -207,7 +207,7 @@ def _worktrees(changes: ChangeSet, project: str) -> Iterator[str]:
 
 
 class _HiddenFiles:
-    """The links that lead to hidden files, or to a directory with a hidden file in it."""
+    """Recognises changed links that lead to a hidden file, or to a directory with a hidden file in it."""
 
     def __init__(self, linked: LinkedNames, around: TreeContext) -> None:
         self._linked = linked
@@ -216,7 +216,7 @@ class _HiddenFiles:
         self._real_masks = tuple(mask for mask in around.masks if os.path.lexists(mask))
 
     def classes(self, change: Change) -> frozenset[str]:
-        """Return the class of secrets if a changed link, or a link through it, leads to a hidden file."""
+        """Return the protected class of secrets if a changed link, or a link that leads through it, ends at or above a hidden file."""
         if change.after is None or change.after.type is not EntryType.SYMLINK:
             return frozenset()
         found = any(self._shows(path) for path in (change.path, *self._linked.through(change.path)))
@@ -232,7 +232,7 @@ class _HiddenFiles:
 
 
 class NewTree:
-    """The real tree as it would be after the changes. A context manager. Its methods answer the questions of `protected.classes_of_all`."""
+    """The real tree as it would be after the changes. Its methods are arguments for `protected.classes_of_all`. A context manager."""
 
     def __init__(self, root: str, changes: ChangeSet, contents: Contents) -> None:
         self._root = root
@@ -292,7 +292,7 @@ class NewTree:
         return True, links
 
     def _list(self, directory: str, limit: int, links: dict[str, str]) -> dict[str, int]:
-        """Return the names in a real directory, with their types, and add its links to `links`."""
+        """Return the names in a real directory, with their types, and add its links to `links`. Raises `TooMany` above the limit."""
         below = relative(directory, self._root)
         fd = beneath.open_directory(self._anchor.root, below) if below else os.open(".", _LISTING, dir_fd=self._anchor.root)
         try:
@@ -311,7 +311,7 @@ class NewTree:
             os.close(fd)
 
     def entries(self, directory: str) -> Iterable[str]:
-        """Return the names that would be in a directory."""
+        """Return the names that a directory would have after the changes."""
         if directory not in self._entries:
             changed = self._inside().get(directory, {})
             present = {name for name in (*self.names(directory), *changed) if changed.get(name, True)}
@@ -319,7 +319,7 @@ class NewTree:
         return self._entries[directory]
 
     def _inside(self) -> dict[str, dict[str, bool]]:
-        """Return the names of the changed entries by directory, and whether each would be there."""
+        """Return the names of the changed entries by directory, each with whether the entry would exist after the changes."""
         if self._changed is None:
             self._changed = {}
             for path, node in self._after.items():

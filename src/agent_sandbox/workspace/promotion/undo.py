@@ -1,4 +1,4 @@
-"""Undo a promotion by another promotion, which puts the kept old entries back and gives the same promises.
+"""Undo a promotion by another promotion, which puts the kept old entries back. It has the same guarantees as any promotion.
 
 An undo restores exactly content, mode, owner, user attributes and modification time. It does not restore hard links between two names, nor
 the times of directories that the promotion left in place.
@@ -79,7 +79,7 @@ def plan_back(journal: Journal, olds: Olds) -> Plan:
 
 
 class Olds:
-    """The kept entries that a promotion replaced or removed. A source of contents for the undo, and a context manager."""
+    """The kept entries that a promotion replaced or removed. Implements `Contents` for the undo. A context manager."""
 
     def __init__(self, journal: Journal) -> None:
         self._directory = os.open(journal.olds, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -98,16 +98,16 @@ class Olds:
         return Change(path, Kind.ADDED, None, seen.node)
 
     def make(self, path: str, content: bytes) -> Change:
-        """Return the change that gives a file a content which is not kept."""
+        """Return the change that gives the file at `path` this content, which is not one of the kept entries."""
         self._made[path] = content
         return Change(path, Kind.ADDED, None, Node(EntryType.FILE, 0o644, os.geteuid(), os.getegid(), len(content)))
 
     def has(self, slot: str) -> bool:
-        """Return whether an entry is kept in this slot."""
+        """Return whether there is a kept entry of this name."""
         return beneath.status_of(self._directory, slot) is not None
 
     def open_file(self, change: Change) -> int:
-        """Open the kept content of a change; see `Contents`."""
+        """Open the new content of a change made by `at` or `make`; see `Contents`."""
         if (made := self._made.get(change.path)) is not None:
             fd = os.memfd_create("made", os.MFD_CLOEXEC)
             os.write(fd, made)
@@ -117,14 +117,14 @@ class Olds:
 
 
 class _Records:
-    """The steps back for the records of a git repository, which git may have rewritten meanwhile; see `git.records`."""
+    """Plans the undo of promoted git history files, which git may have rewritten since the promotion; see `git.records`."""
 
     def __init__(self, anchor: TargetTree, olds: Olds, root: str) -> None:
         self._anchor, self._olds, self._root = anchor, olds, root
         self._gone: dict[str, set[str]] = {}  # references to remove from a `packed-refs` file, by its path
 
     def steps(self, move: Move, meaning: Meaning) -> list[Step]:
-        """Return the steps for one record. Raises `Surprise` if its meaning has changed since the promotion."""
+        """Return the steps that undo the promotion of one git file. Raises `Surprise` if its meaning has changed since."""
         if meaning[0] == PACKED:
             return []  # its references are restored one by one
         if meaning[0] == REFERENCE:
@@ -150,7 +150,7 @@ class _Records:
         return [self._put(move.path, f"{old}\n".encode("utf-8", "surrogateescape"), now)]
 
     def packed(self) -> list[Step]:
-        """Return the steps that remove references from `packed-refs`, once all references were looked at."""
+        """Return the steps that remove references from `packed-refs`. Call it after `steps` was called for every reference."""
         return [
             self._put(path, without_packed(self._content(path), frozenset(names)), self._seen(path)) for path, names in self._gone.items()
         ]
@@ -252,7 +252,7 @@ def _below(
 
 
 def _same(left: Fingerprint | None, now: Fingerprint | None) -> bool:
-    """Return whether the present entry (`now`) equals the entry that the promotion left (`left`), on whichever inode.
+    """Return whether the present entry (`now`) equals the entry that the promotion left (`left`). The inode may differ.
 
     Only attributes that a promotion carries are compared; the machine may change the others.
     """
