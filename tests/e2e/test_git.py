@@ -380,6 +380,7 @@ def test_a_day_in_a_repository_of_hundreds_of_files(repository: Repository) -> N
     library = Path(sysconfig.get_path("stdlib"))
     for package in ("asyncio", "collections", "email", "encodings", "http", "importlib", "json", "logging", "unittest", "xml"):
         copytree(library / package, repository.top / package, ignore=ignore_patterns("__pycache__"))
+    (repository.top / ".gitignore").write_text("__pycache__\n")
     repository.git("add", "-A")
     repository.git("commit", "-qm", "the library")
     prompt = ("status", "--short", "--branch")

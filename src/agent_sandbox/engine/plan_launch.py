@@ -174,10 +174,10 @@ def remarks_on(masks: Iterable[Mask]) -> Iterator[str]:
 def gating_of(policy: Policy, *, search_path: str, interpreter: Sequence[str], python: bool, line: bool, project: str | None) -> Gating:
     """Return the effect of the program rules on the files of one run.
 
-    `interpreter` is the program that runs the code. `python` says that the code runs in a Python interpreter, whose modules are then
-    included. `line` says that a shell reads a command line.
+    `interpreter` is the program that runs the code. If `python` is set, the code is Python, and its modules can be executed too. If `line`
+    is set, the code is a command line for a shell.
 
-    Raises `PolicyError` for a rule that allows only one tool of a file with several, such as busybox.
+    Raises `PolicyError` for a rule that allows one tool of a multi-tool program such as busybox, and not the others.
     """
     if not policy.programs.groups:
         hidden, notes = _denied(policy.programs, search_path, _signs(search_path, ()))

@@ -118,9 +118,9 @@ def _is(pattern: list[str], use: Use) -> bool:
 
 
 def _names(pattern: list[str], use: Use) -> bool:
-    """Return whether a program gets the name of the pattern's program in its arguments.
+    """Return whether the arguments of a use mention the program that a pattern is about.
 
-    It may be the path of a file to copy, link or load, or a word in code that the program runs, together with the pattern's other words.
+    Either an argument is a path to that program, or the arguments are code that has the program's name and all other words of the pattern.
     """
     name, *words = (word for word in pattern if word != "**")
     if any("/" in each and covers((name,), each.rpartition("/")[2]) for each in use.arguments):

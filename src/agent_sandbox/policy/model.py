@@ -98,7 +98,7 @@ class FileRules:
 
     `denied` and masked files are absent, whatever `allowed` says. Hidden names (`.git`) are present only with `allow_hidden`, or if the
     fixed part of an allowed pattern spells them. With `write` but not `read`, allowed directories are present but empty. These rules do not
-    cover the interpreter's own files and the scratch directories. Writes are always captured: `write` never reaches the real disk.
+    cover the interpreter's own files or the scratch directories. Writes are always captured: `write` never reaches the real disk.
     """
 
     read: bool = False

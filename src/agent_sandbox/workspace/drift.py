@@ -154,7 +154,7 @@ def judge(changes: ChangeSet, bases: Bases, expected: Mapping[str, Fingerprint |
 
 
 def with_judged(drift: DriftReport, verdicts: Mapping[str, Verdict]) -> DriftReport:
-    """Return the report with the drift that only `judge` found: paths that the sandbox changed and that drifted before this clone."""
+    """Return the report with further entries: the paths for which `judge` found drift and a scan did not."""
     known = {entry.path for entry in drift.entries}
     moved = [path for path, verdict in verdicts.items() if isinstance(verdict, MovedOn) and path not in known]
     return replace(drift, entries=(*drift.entries, *(Drifted(path, DriftKind.CHANGED, yours=True) for path in moved)))

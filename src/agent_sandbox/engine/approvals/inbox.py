@@ -294,7 +294,7 @@ class Inbox:
         return (answer, word) if stands and earlier is not None and earlier.group() == question.group() else None
 
     def _counts(self, answer: Answer, word: Word, question: Question) -> bool:
-        """Return whether this person's answer counts. A no counts without a second factor, and even from the asker."""
+        """Return whether this person's answer counts. A "no" counts even without a second factor, and even from the asker."""
         needs = question.needs.split(", ") if answer.decision is not Decision.NO else ()
         return word.counts(needs, self._approvers, asker=os.getuid())
 

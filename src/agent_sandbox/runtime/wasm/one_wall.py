@@ -118,7 +118,7 @@ class OneWallGuest:
         )
 
     def wait(self) -> Completed:
-        """Read the output until the run has ended, and return output and exit."""
+        """Read the output until the run has ended, and return it with the way the run ended."""
         arrived: queue.Queue[tuple[str, bytes]] = queue.Queue(16)  # bounded: a program that prints faster than we read has to wait
         streams = {"stdout": self._process.stdout, "stderr": self._process.stderr}
         for name, stream in streams.items():

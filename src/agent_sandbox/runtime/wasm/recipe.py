@@ -107,7 +107,7 @@ class Package:
 def find_package() -> Package:
     """Find the installed engine and interpreters.
 
-    Raises `RuntimeUnavailable` naming the package that is missing, has another version or has damaged files.
+    Raises `RuntimeUnavailable` naming the package that is missing, has the wrong version or has damaged files.
     """
     try:
         engine, *_ = (_version(name, series) for name, series in _SERIES.items())

@@ -135,7 +135,7 @@ def merge_indexes(
     """Merge two indexes path by path: `ours` is the guest's, `theirs` the real one. Return the entries, and the paths that both changed.
 
     A path that both changed gets the guest's entry. Paths in `keep`, and paths below them, get the real entry. The guest cannot set flags
-    that hide a file from git. Its times and sizes of files are dropped, because they are those of the clone.
+    that hide a file from git. Its file times and sizes are dropped, because they are those of the clone.
     """
     result: dict[str, tuple[IndexEntry, ...]] = {}
     both: list[str] = []

@@ -271,7 +271,7 @@ def _algorithm(config: bytes) -> str:
 
 
 def _settings(config: bytes) -> dict[str, str]:
-    """Return the plain settings of a configuration, by section and name in small letters. Subsections are left out."""
+    """Return the plain settings of a configuration, by section and name in lower case. Subsections are left out."""
     settings: dict[str, str] = {}
     section = ""
     for line in config.decode("utf-8", "surrogateescape").splitlines():

@@ -226,7 +226,7 @@ class Deterministic:
         return error
 
     def _place(self, fd: int, path: int, length: int, *, follow: bool) -> str | None:
-        """Return the path in this process, without symbolic links, as a key. The engine itself resolves and checks the path."""
+        """Return the absolute path that the guest names, free of symbolic links, to look it up in tables. It is never opened."""
         opened = self._names.open.get(fd)
         if opened is None or b"\0" in (name := self._memory.read(path, length)):
             return None
