@@ -501,7 +501,7 @@ class FakeRuntime:
         self._absent, self._objects, self._refuses = absent, objects, refuses
 
     def absence(self) -> str:
-        """Return the reason `absent`."""
+        """Return the reason that the constructor was given as `absent`."""
         return self._absent
 
     def prepare(self) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 
 from agent_sandbox import policy_files
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, replace
@@ -28,7 +29,24 @@ from agent_sandbox.workspace.stored_sandbox import Stored
 if TYPE_CHECKING:
     from agent_sandbox.cli.elevation import Lifted
     from agent_sandbox.engine.code_check import EarlyLook
+    from agent_sandbox.engine.runtimes import Registry
     from agent_sandbox.policy.files.layers import Effective
+    from agent_sandbox.runtime.base import Runtime
+
+
+@contextmanager
+def object_runtime() -> Iterator[Callable[[], Runtime]]:
+    """Yield a function that returns the runtime in which git objects are read. It starts when it is used, and ends with the block."""
+    with ExitStack() as ends:
+        registries: list[Registry] = []
+
+        def runtime() -> Runtime:
+            if not registries:
+                registries.append(here().command_line_registry())
+                ends.callback(registries[0].close)
+            return registries[0].get("process")
+
+        yield runtime
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
 """The hash chain: find its end, check that nothing in it was changed, and follow it through the files of a ledger.
 
-Bytes that are not an entry are accepted only if none of their lines ends like an entry, as after a torn write (a kill, a power cut, a full
-disk), and if the next entry is a `Torn` that seals exactly these bytes, by offset, length and digest. They are kept, counted, and never
-merged with later lines. Numbers go up by one; only a `Gap` skips numbers, and it names the numbers that it skips.
+A kill, a power cut or a full disk may leave bytes that are not a whole entry. Such bytes are accepted under two conditions: none of their
+lines ends like an entry, and the next entry is a `Torn` that seals exactly these bytes, by offset, length and digest. They are kept,
+counted, and never merged with later lines. Numbers go up by one; only a `Gap` skips numbers, and it names the numbers that it skips.
 
-The hashes alone detect accidents, and changes by anyone who does not rewrite everything after them. The seals detect the rest, given the
+The hashes detect accidents, and a changed entry if the entries after it were not rewritten, too. The seals also detect that, given the
 key. The anchor detects that the end, or all of the ledger, is missing. `verify` combines the three.
 
 A ledger is the current file, and the files that rotation closed when they had grown large. A closed file is named by the number of its

@@ -325,7 +325,7 @@ class Interpreter(Guest, Protocol):
         ...
 
     def ended(self) -> Exit:
-        """Return how a guest ended that ended between two turns."""
+        """Return the end of a guest that did not survive until its next turn."""
         ...
 
 

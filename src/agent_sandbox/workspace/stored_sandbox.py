@@ -399,7 +399,7 @@ def _owner_shift() -> int:
 
 
 def unseen(top: int, generations: Iterable[int], shown: Collection[str]) -> tuple[str, ...]:
-    """Return the trees with changes that a view of the trees `shown` would hide. Only these generations count. Raises OSError."""
+    """Return the trees that have changes in these generations and are not in a view that consists of the trees `shown`. Raises OSError."""
     hidden: set[str] = set()
     for generation in generations:
         with suppress(FileNotFoundError):

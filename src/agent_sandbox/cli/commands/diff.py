@@ -12,7 +12,7 @@ from typing import Literal
 from agent_sandbox._fast.values import dataclass, replace
 from agent_sandbox.assembly import here
 from agent_sandbox.cli.caller import EscapedOutput, forwarding
-from agent_sandbox.cli.context import current_and_whole, policy_of
+from agent_sandbox.cli.context import current_and_whole, object_runtime, policy_of
 from agent_sandbox.cli.execute import COULD_NOT_START, code_of, perform, refusal, say_how_it_ended
 from agent_sandbox.cli.options import CommandOptions, ShowOptions
 from agent_sandbox.cli.render import pager
@@ -100,7 +100,7 @@ def diff(options: CommandOptions, console: Console) -> VerbResult:
     wanted = Wanted(choice_of(view.only, project), system=view.everything, caches=view.everything)
     hashed = view.form not in ("name-only", "patch")
     stored, policy = Stored(sandbox.state), policy_of(options.policy, sandbox.project)
-    with reviewed(stored, policy, wanted, here().process, hashed=hashed) as review:
+    with object_runtime() as runtime, reviewed(stored, policy, wanted, runtime, hashed=hashed) as review:
         material = gather(view, project, review.everything, review.contents, review.former, review.digests)
         protection = _judged(ChangeSet(material.files.project), review, project, policy)
         result = replace(result, git=review.words, protected=_by_kind(protection), remarks=path_remarks(protection.remarks))
@@ -165,8 +165,8 @@ def diff_of(options: CommandOptions, session: Session, work: Work, project: Proj
 
         def keep(changes: ChangeSet, contents: Contents) -> None:
             masks = [mask.path for mask in session.policy.files.masks]
-            with ExitStack() as ends:
-                source = HistorySource(project.path, changes, contents, None, _no_base, masks, here().process)
+            with object_runtime() as runtime, ExitStack() as ends:
+                source = HistorySource(project.path, changes, contents, None, _no_base, masks, runtime)
                 history = carry_history(source, lambda change: True, ends)
                 said.extend(history.sentences())
                 changes, contents = with_history(changes, contents, history)

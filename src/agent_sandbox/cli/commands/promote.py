@@ -10,7 +10,7 @@ from shlex import split
 
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.assembly import here
-from agent_sandbox.cli.context import ProjectSandbox, current, gate_for, policy_of, recover
+from agent_sandbox.cli.context import ProjectSandbox, current, gate_for, object_runtime, policy_of, recover
 from agent_sandbox.cli.options import PromoteOptions, ShowOptions
 from agent_sandbox.cli.render import pager
 from agent_sandbox.cli.render.changes import check_patterns, gather, show
@@ -134,7 +134,7 @@ def _gate(options: PromoteOptions, sandbox: ProjectSandbox) -> Gate:
 def _promote(
     options: PromoteOptions, sandbox: ProjectSandbox, stored: Stored, gate: Gate, wanted: Wanted, console: Console
 ) -> PromoteResult:
-    with proposed(stored, gate.policy, wanted, here().process) as proposal:
+    with object_runtime() as runtime, proposed(stored, gate.policy, wanted, runtime) as proposal:
         plan = proposal.plan()
         mark, shown_before = ReviewMark.of(stored.state), ReviewMark.recall(stored.state)
         since = mark.since(shown_before) if shown_before is not None else ""

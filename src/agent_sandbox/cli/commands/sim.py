@@ -10,7 +10,7 @@ from agent_sandbox._fast.values import dataclass, replace
 from agent_sandbox.assembly import here
 from agent_sandbox.cli.caller import EscapedOutput, forwarding
 from agent_sandbox.cli.commands.promote import NEEDS_YES, NOT_APPROVED, agreement, promotion_facts
-from agent_sandbox.cli.context import current_and_whole, gate_for, policy_of, project_of, recover
+from agent_sandbox.cli.context import current_and_whole, gate_for, object_runtime, policy_of, project_of, recover
 from agent_sandbox.cli.execute import code_of, refusal, say_how_it_ended
 from agent_sandbox.cli.options import CarryOutOptions, CommandOptions, PolicyOptions, ShowOptions
 from agent_sandbox.cli.render import pager
@@ -215,7 +215,7 @@ def _carry_out(options: CarryOutOptions, digest: str, store: Store, ends: ExitSt
         digest,
         stored_of,
         lambda project: gates[0].policy,
-        here().process,
+        ends.enter_context(object_runtime()),
         approved=options.approved,
         system=options.system,
         caches=options.caches,

@@ -103,7 +103,7 @@ class CapabilityApprover:
 
 
 class Desk:
-    """The approver of one run of one sandbox under one policy: first its capabilities, then a person."""
+    """The approver of one run of one sandbox under one policy. It looks for a capability that allows the action, and else asks a person."""
 
     def __init__(
         self,

@@ -187,7 +187,7 @@ class _Reading:
                 self._assign(name, self._value(word))
 
     def _set(self, name: str, value: Field) -> None:
-        """Record the code that an environment variable makes later programs run or load, if any."""
+        """Record the code in the value of an environment variable, if later programs would run or load it."""
         if is_command(name, value.shown):
             self._inner_script(value, f"{name}=")
         elif loads(name, value):

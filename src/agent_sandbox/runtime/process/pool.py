@@ -1,9 +1,9 @@
-"""A pool of guests that are made in advance, confined, and wait for their program. Each is used once. Without one, a run starts slower.
+"""A pool of guests that were made in advance, are confined, and wait for their program. Each is used once. They make runs start faster.
 
 A shelf holds guests for one kind of launch: the same view, limits, permissions and preloaded modules. What differs between runs of a kind
 (program, environment, input, working directory, wall time, conversation) reaches a guest only when the guest is used. A thread refills the
-shelves that are in use. It keeps more guests on a shelf that runs found empty, and clears a shelf that no run has used lately. When no
-shelf is left, the thread ends.
+shelves that are in use. If a run finds its shelf empty, the thread keeps more guests there. It clears a shelf that no run has used lately.
+When no shelf is left, the thread ends.
 """
 
 from __future__ import annotations

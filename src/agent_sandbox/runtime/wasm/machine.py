@@ -143,7 +143,7 @@ class WasmMachine:
         return cls(engine, wasmtime.Module.deserialize_file(engine, compiled), counting=counting)
 
     def instance(self, directories: Sequence[tuple[str, str]], determinism: DeterministicSettings | None = None) -> Instance:
-        """Make a Python interpreter that sees these directories, given as (path here, path inside). Images contain the paths inside."""
+        """Make a Python interpreter that sees these directories, given as (path here, path inside)."""
         return self.made(Instance, directories, determinism)
 
     def made(

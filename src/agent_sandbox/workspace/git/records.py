@@ -33,7 +33,7 @@ def of_reference(name: str, packed: str, old: str | None, new: str | None) -> Me
 
 
 def means_the_same(meaning: Meaning, content: bytes) -> bool:
-    """Return whether `content` is an index with this meaning. Returns False for the meanings of other files."""
+    """Return whether `content` is a git index whose entries have this digest. False if `meaning` is of another kind of file."""
     if meaning[0] != INDEX:
         return False
     try:

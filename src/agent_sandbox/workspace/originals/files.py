@@ -1,8 +1,8 @@
 """The files that hold bases: for each generation `<generation>.jsonl`, and `<generation>.content` with file contents back to back.
 
-Contents share one file because a file each would cost many times as much to write. A base is one line, in the order of capture:
+Contents share one file because a file each would cost many times as much to write. The first file has a line for each fact, as captured:
 
-    {"run":N}                                 a run began; the bases on the lines after this one are judged by time N
+    {"run":N}                                 a run began at time N; the lines after this one are of that run
     {"path":P,"known":…,"kept":…,"seen":…}    the entry at a path, and the location of its content
     {"within":P,"nothing":NAMES}              a directory of the layer, and names in it that did not exist
     {"below":P}                               every real entry below this directory has its line
@@ -12,8 +12,8 @@ Paths and names are bytes in hexadecimal, because JSON cannot hold bytes that ar
 the next run that this one did not finish.
 
 Only the begin record of a run is synced. After a crash, lines may be missing and content may be torn. A missing line makes its base
-unknown, and content is trusted only if it has the recorded digest. The begin record is synced because its run may have covered paths that
-have no line: such a path must not later get a base that is younger than the run.
+unknown, and content is trusted only if it has the recorded digest. The begin record is synced, because the run may have changed paths whose
+lines were lost. It prevents that a later run takes the present real entry for the original one there.
 """
 
 from __future__ import annotations

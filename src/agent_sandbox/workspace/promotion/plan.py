@@ -134,8 +134,8 @@ class LeftOut:
 class Plan:
     """The steps for the tree at `root`, in order. No step is carried out while a change is refused or held.
 
-    `meanings` are what counts about files of a git repository, by path relative to the root; see `git.records`. `place` is the directory in
-    which new entries are staged, relative to the root.
+    `meanings` tell an undo what must be unchanged in files of a git repository; see `git.records`. `place` is the directory in which new
+    entries are staged. All paths are relative to the root.
     """
 
     root: str
