@@ -14,7 +14,7 @@ import pytest
 
 from agent_sandbox import Workspace
 from agent_sandbox.engine import git_objects
-from agent_sandbox.errors import PolicyError
+from agent_sandbox.errors import Denied, PolicyError
 from tests.e2e.program import Shell, words
 
 YES = ("promote", "--yes", "--approve", "git-history")
@@ -440,3 +440,119 @@ def test_a_repository_under_another_name_counts_as_configuration(repository: Rep
     assert "git-config" in repository.refused()
     repository.inside("rm -r docs; mkdir docs; echo plain > docs/HEAD")
     repository.promote(), "the control"
+
+
+def test_a_guest_cannot_lead_a_promotion_into_another_repository(repository: Repository, tmp_path: Path) -> None:
+    """A directory in the sandbox that names another repository as its own must not have references written there."""
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    repository.git("init", "-q", cwd=victim)
+    for number in range(2):
+        (victim / "f").write_text(f"{number}\n")
+        repository.git("add", "f", cwd=victim)
+        repository.git("commit", "-qm", f"v{number}", cwd=victim)
+    old = repository.git("rev-parse", "HEAD~1", cwd=victim).strip()
+    before = repository.git("rev-parse", "HEAD", cwd=victim)
+    repository.inside(
+        f"mkdir -p build/x/refs/heads build/x/objects; echo 'ref: refs/heads/main' > build/x/HEAD; echo {victim}/.git > build/x/commondir; "
+        f"echo {old} > build/x/refs/heads/main; echo hi > note.txt"
+    )
+    for options in ((), ("--skip", "build/x/commondir", "--skip", "build/x/HEAD"), ("--approve", "git-config")):
+        repository.shell(*YES, *options)
+        assert repository.git("rev-parse", "HEAD", cwd=victim) == before, options
+    assert (repository.top / "note.txt").exists()
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["loose", "packed"])
+@pytest.mark.parametrize("options", [(), ("--merge", "--resolve", "theirs"), ("--force",)], ids=["plain", "theirs", "force"])
+def test_a_branch_below_another_is_never_destroyed(repository: Repository, packed: bool, options: tuple[str, ...]) -> None:
+    repository.inside("git branch a; git commit -q --allow-empty -m inside")
+    repository.git("checkout", "-q", "-b", "a/b")
+    repository.git("commit", "-q", "--allow-empty", "-m", "outside")
+    repository.git("checkout", "-q", "main")
+    if packed:
+        repository.git("pack-refs", "--all")
+        rmtree(repository.top / ".git/refs/heads/a", ignore_errors=True)
+    assert "a and a/b cannot both exist" in repository.refused(*options)
+    assert repository.titles("a/b", "--") == ["outside", "first"]
+    repository.is_whole()
+
+
+def test_a_back_dated_commit_counts(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the history is, and whatever time a commit claims, its content is compared."""
+    for name, value in repository.shell.env.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(git_objects, "_MOST_COMMITS", 2)
+    for number in range(5):
+        repository.git("commit", "-q", "--allow-empty", "-m", str(number))
+    repository.inside(
+        "git checkout -q -b evil; mkdir -p .github/workflows; echo x > .github/workflows/x.yml; git add -A; "
+        "GIT_COMMITTER_DATE='@1 +0000' git commit -qm evil; git checkout -q main"
+    )
+    with pytest.raises(Denied, match="ci"):
+        Workspace.over(repository.top).promote(approve="git-history")
+
+
+def test_a_tag_on_a_tree_shows_its_content(repository: Repository) -> None:
+    repository.inside(
+        "mkdir -p .github/workflows; echo x > .github/workflows/x.yml; git add -A; git tag evil $(git write-tree); git rm -rqf .github"
+    )
+    assert "ci" in repository.refused()
+
+
+def test_trees_without_end_are_refused_and_nobody_waits(repository: Repository) -> None:
+    rows = "for d in 0 1 2 3 4 5 6 7 8 9; do printf '040000 tree %s\\td%s\\n' $T $d; done"
+    line = f"T=$(git mktree < /dev/null); for n in 1 2 3 4 5 6 7 8; do T=$({rows} | git mktree); done; "
+    repository.inside(line + "git update-ref refs/heads/bomb $(git commit-tree -m bomb -p HEAD $T)")
+    assert "unexamined" in repository.refused()
+    repository.inside("git update-ref -d refs/heads/bomb")
+    deep = "import subprocess as s\ndef git(*w, i=b''): return s.run(['git', *w], input=i, stdout=s.PIPE, check=True).stdout.strip()\n"
+    deep += "t = git('hash-object', '-w', '--stdin', i=b'x')\nkind = b'100644 blob'\n"
+    deep += "for n in range(1500): t, kind = git('mktree', i=kind + b' ' + t + b'\\td\\n'), b'040000 tree'\n"
+    deep += "git('update-ref', 'refs/heads/deep', git('commit-tree', '-m', 'deep', t.decode()).decode())\n"
+    (repository.top / "deep.py").write_text(deep)
+    repository.inside("python3 deep.py")
+    assert b"Traceback" not in repository.shell("diff", "--stat").stderr
+    assert repository.shell(*YES).returncode in (0, 3)
+
+
+def test_a_reference_with_odd_bytes_is_refused_or_kept(repository: Repository) -> None:
+    repository.inside("printf 'ref: refs/heads/b\\377x\\n' > .git/refs/heads/sym")
+    assert b"Traceback" not in repository.shell("diff", "--stat").stderr
+    done = repository.shell(*YES)
+    assert b"Traceback" not in done.stderr
+    assert done.returncode != 0 or (repository.top / ".git/refs/heads/sym").read_bytes() == b"ref: refs/heads/b\xffx\n"
+
+
+def test_an_undo_never_names_a_commit_that_git_has_removed(repository: Repository) -> None:
+    repository.git("checkout", "-q", "-b", "side")
+    repository.git("commit", "-q", "--allow-empty", "-m", "side")
+    repository.git("checkout", "-q", "main")
+    repository.inside("git branch -q -D side")
+    repository.promote()
+    repository.git("branch", "side/below")  # the log of the branch does not stand in the way
+    repository.git("branch", "-D", "side/below")
+    repository.git("reflog", "expire", "--expire=now", "--all")
+    repository.git("gc", "-q", "--prune=now")
+    done = repository.shell("undo", "--yes")
+    assert done.returncode != 0 and "has changed since the promotion" in words(done)
+    repository.git("log", "--all")
+    repository.is_whole()
+
+
+def test_a_merge_cannot_delete_a_hidden_file_by_an_empty_history(repository: Repository) -> None:
+    (repository.top / "secret.pem").write_text(TOKEN)
+    repository.git("add", "-f", "secret.pem")
+    repository.git("commit", "-qm", "a key")
+    repository.inside(
+        "T=$(git rev-parse main); git checkout -q --orphan empty; git rm -rq --cached .; git commit -q --allow-empty -m empty; "
+        "N=$(git commit-tree -m merged -p $T -p HEAD $(git rev-parse HEAD^{tree})); git update-ref refs/heads/main $N; "
+        "git checkout -q -f main"
+    )
+    assert "secret.pem" in repository.refused() and (repository.top / "secret.pem").exists()
+
+
+def test_a_worktree_that_is_made_inside_brings_its_branch(repository: Repository) -> None:
+    repository.inside("git worktree add -q wt -b side; cd wt; echo x > x; git add x; git commit -qm 'in wt'")
+    repository.promote("--skip", ".git/worktrees", "--skip", "wt")
+    assert repository.titles("side", "--") == ["in wt", "first"]

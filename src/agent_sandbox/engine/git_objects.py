@@ -116,14 +116,8 @@ class GuestObjects:
 
     def commit(self, name: str) -> Commit | None:
         """Return the commit of this name, or the commit that the tag of this name points to; None for another kind of object."""
-        for _ in range(10):
-            kind, content = self.read(name)
-            if kind == "commit":
-                return read_commit(content, self.width)
-            if kind != "tag":
-                return None
-            (name,) = check(kind, content, self.width)
-        return None
+        kind, content = self.read(self._behind_tags(name))
+        return read_commit(content, self.width) if kind == "commit" else None
 
     def tree(self, name: str) -> dict[str, tuple[str, str]]:
         """Return the entries of a tree object by file name: the mode and the object name of each."""
@@ -158,6 +152,8 @@ class GuestObjects:
                     found[name] = None
                 heappush(queue, (-(each.time if (each := found[name]) else 0), name))
 
+        tip = self._behind_tags(tip)
+        certain = self._new_before(tip)
         meet(tip, is_old=False)
         for name in olds:
             meet(name, is_old=True)
@@ -169,7 +165,37 @@ class GuestObjects:
                 new.append(name)
             for parent in commit.parents if commit is not None else ():
                 meet(parent, name in old)
-        return [(name, commit) for name in new if name not in old and (commit := found[name]) is not None]
+        listed = [(name, commit) for name in new if name not in old and name not in certain and (commit := found[name]) is not None]
+        return [*certain.items(), *listed]
+
+    def _new_before(self, tip: str) -> dict[str, Commit]:
+        """Return the commits that lead to a tip and that the real repository does not have. Their times may be forged."""
+        found: dict[str, Commit] = {}
+        todo, seen = [tip], {tip}
+        while todo:
+            name = todo.pop(0)
+            if name not in self._places or self._places[name][0] != "commit":
+                continue
+            commit = found[name] = read_commit(self._own(name)[1], self.width)
+            new = [parent for parent in commit.parents if parent not in seen]
+            seen.update(new)
+            todo += new
+        return found
+
+    def tree_of(self, name: str) -> str | None:
+        """Return the tree of a commit or a tag, or the tree itself; None for a file."""
+        name = self._behind_tags(name)
+        kind, content = self.read(name)
+        return read_commit(content, self.width).tree if kind == "commit" else name if kind == "tree" else None
+
+    def _behind_tags(self, name: str) -> str:
+        """Return the object that a tag names, however many tags are in between; for any other object its own name."""
+        for _ in range(10):
+            kind, content = self.read(name)
+            if kind != "tag":
+                return name
+            (name,) = check(kind, content, self.width)
+        raise Damaged(f"too many tags lead to {name}")
 
     def as_files(self) -> Iterator[tuple[str, bytes]]:
         """Yield the files to write below `objects`: one for each object or, for many objects, a pack and its index."""

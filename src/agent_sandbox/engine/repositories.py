@@ -45,7 +45,8 @@ from agent_sandbox.workspace.reality import Base, Bases
 _UNKNOWN = "?"
 _OPERATIONS = ("MERGE_HEAD", "CHERRY_PICK_HEAD", "REVERT_HEAD", "REBASE_HEAD", "AUTO_MERGE", "BISECT_HEAD")
 _MOST_ANCESTORS = 5_000
-_MOST_PATHS = 20_000  # of one branch, compared with the files that are shown
+_MOST_ENTRIES = 300_000  # of the trees of one branch that are compared
+_LONGEST_PATH = 4096
 _MOST_TIPS = 500  # branches whose commits are not new
 _NAMED = 5
 _TITLES = 3
@@ -149,6 +150,10 @@ def carry_history(source: HistorySource, chosen: Callable[[Change], bool], until
             continue
         part.add_to(carried)
     return carried
+
+
+class _TooMuch(Exception):
+    """There is more to compare than anybody would read."""
 
 
 class _Carrier:
@@ -271,6 +276,7 @@ class _Carrier:
         return added_lines(base, self.files.guest(path) or b"", self._width)
 
     def _carry_references(self, values: Mapping[str, tuple[str | None, str | None, str | None]]) -> None:
+        self._refuse_clashes(values)
         gone: set[str] = set()
         for name, (base, mine, real) in values.items():
             path = f"{self._top_of(name)}/{name}"
@@ -278,9 +284,10 @@ class _Carrier:
             if mine is None:
                 gone.add(name)
                 self.made[path] = None
+                self._drop_log(name)
                 self.words.append(f"{_spoken(name)} goes away (it is at {_short(real)})")
             else:
-                self.made[path] = f"{mine}\n".encode()
+                self.made[path] = f"{mine}\n".encode("utf-8", "surrogateescape")
                 self._describe(name, path, base, mine, real)
             if real != base and not (mine and real and self._leads_to(mine, real)):
                 short = f"from {_short(base)} to {_short(real)}" if base != _UNKNOWN else f"to {_short(real)}"
@@ -289,6 +296,24 @@ class _Carrier:
         if packed is not None and gone & read_packed(packed).keys():
             self.made[f"{self.place.common}/packed-refs"] = without_packed(packed, frozenset(gone))
             self.meanings[f"{self.place.common}/packed-refs"] = (PACKED,)
+
+    def _refuse_clashes(self, values: Mapping[str, tuple[str | None, str | None, str | None]]) -> None:
+        """Raise `Damaged` if a reference would be written below another, or above one: git cannot have both `a` and `a/b`."""
+        written = {name for name, (_, mine, _) in values.items() if mine is not None}
+        names = {*references(self.place, self.files.real, self.files), *written} if written else set()
+        for name in names:
+            above = name.rpartition("/")[0]
+            while above:
+                if above in names and not written.isdisjoint((name, above)):
+                    raise Damaged(f"{_spoken(above)} and {_spoken(name)} cannot both exist; rename one of them outside")
+                above = above.rpartition("/")[0]
+
+    def _drop_log(self, name: str) -> None:
+        """Remove the log of a reference that goes away, as git does: it would stand in the way of `name/other`."""
+        path = f"{self._top_of(name)}/logs/{name}"
+        if self.files.node(path) is not None:
+            self.made[path] = None
+            self.meanings[path] = (LOG,)
 
     def _real_tips(self) -> list[str]:
         """Return the commits that HEAD and the real branches point to."""
@@ -328,7 +353,12 @@ class _Carrier:
             rewritten = "" if self._leads_to(mine, old) else ", which drops commits that are there now"
             what = f"{number} on {spoken}" if commits else f"{spoken} moves"
             self.words.append(f"{what} ({_short(old)} to {_short(mine)}){rewritten}{f': {titles}' if commits else ''}")
-        unseen = list(self._unseen(commits, mine, old)) if commits else []
+        try:
+            unseen = list(self._unseen(commits, mine, old))
+        except _TooMuch:
+            self.words.append(f"{spoken} has changed more files than are compared")
+            self.classes[path] = self.classes.get(path, frozenset()) | {protected.UNEXAMINED}
+            return
         if unseen:
             named = ", ".join(text for _, text in unseen[:_NAMED]) + (f" and {len(unseen) - _NAMED:,} more" if len(unseen) > _NAMED else "")
             self.words.append(f"{spoken} has content that no file of this review shows: {named}")
@@ -356,17 +386,10 @@ class _Carrier:
 
         Only the paths that the new commits change are compared.
         """
-        tip = self.objects.commit(mine)
+        tip = self.objects.tree_of(mine)
         bottom = old or next((parent for _, commit in commits for parent in commit.parents if parent not in self.objects), None)
-        base = self.objects.commit(bottom) if bottom else None
-        if tip is None:
-            return
-        count = 0
-        for path, entry in self._compared(tip.tree, base.tree if base else None, ""):
-            count += 1
-            if count > _MOST_PATHS:
-                yield "", f"more than {_MOST_PATHS:,} files were changed, and not all were compared"
-                return
+        base = self.objects.tree_of(bottom) if bottom else None
+        for path, entry in self._compared(tip, base):
             if entry == self._shown(path, entry):
                 continue
             if entry is None:
@@ -376,19 +399,26 @@ class _Carrier:
             else:
                 yield path, f"{path} ({_short(entry[1])}, {self.objects.size(entry[1]):,} bytes)"
 
-    def _compared(self, new: str | None, old: str | None, above: str) -> Iterator[tuple[str, tuple[str, str] | None]]:
-        """Yield each path that differs between two trees, with its entry in the new one. `above` is the path of both trees."""
-        ours = self.objects.tree(new) if new else {}
-        theirs = self.objects.tree(old) if old else {}
-        for name in sorted({*ours, *theirs}):
-            mine, real = ours.get(name), theirs.get(name)
-            if mine == real:
-                continue
-            deep = [each[1] if each is not None and each[0] == DIRECTORY else None for each in (mine, real)]
-            if any(deep):
-                yield from self._compared(deep[0], deep[1], f"{above}{name}/")
-            if (mine is not None and mine[0] != DIRECTORY) or (mine is None and real is not None and real[0] != DIRECTORY):
-                yield f"{above}{name}", mine
+    def _compared(self, new: str | None, old: str | None) -> Iterator[tuple[str, tuple[str, str] | None]]:
+        """Yield the paths that differ between two trees, with their entry in the new one. Raises `_TooMuch`."""
+        todo: list[tuple[str | None, str | None, str]] = [(new, old, "")]
+        entries = 0
+        while todo:
+            new, old, above = todo.pop()
+            ours = self.objects.tree(new) if new else {}
+            theirs = self.objects.tree(old) if old else {}
+            entries += len(ours) + len(theirs) + 1
+            if entries > _MOST_ENTRIES or len(above) > _LONGEST_PATH:
+                raise _TooMuch
+            for name in sorted({*ours, *theirs}):
+                mine, real = ours.get(name), theirs.get(name)
+                if mine == real:
+                    continue
+                deep = [each[1] if each is not None and each[0] == DIRECTORY else None for each in (mine, real)]
+                if any(deep):
+                    todo.append((deep[0], deep[1], f"{above}{name}/"))
+                if (mine is not None and mine[0] != DIRECTORY) or (mine is None and real is not None and real[0] != DIRECTORY):
+                    yield f"{above}{name}", mine
 
     def _shown(self, path: str, entry: tuple[str, str] | None) -> tuple[str, str] | None:
         """Return the mode and the object name that git would give the real file at a path after the promotion; None without a file."""
@@ -412,7 +442,7 @@ class _Carrier:
         path = f"{self.place.directory}/HEAD"
         if mine.startswith("ref: ") and not (is_reference(mine[5:]) and mine.startswith("ref: refs/heads/")):
             raise Damaged("HEAD is no branch")
-        self.made[path] = f"{mine}\n".encode()
+        self.made[path] = f"{mine}\n".encode("utf-8", "surrogateescape")
         self.words.append(f"HEAD is on {_spoken(mine[5:])}" if mine.startswith("ref: ") else f"HEAD is at {_short(mine)}, on no branch")
         if real != base:
             self.moved[path] = MovedOn(Base(path, None), None, reason="HEAD has moved on in reality")
@@ -444,10 +474,13 @@ class _Carrier:
                 parents = [self.objects.commit(parent) for parent in commit.parents]
                 for path in hidden:
                     mine = self._entry(commit, path)
-                    if all(mine != (self._entry(parent, path) if parent else None) for parent in parents or [None]) and (parents or mine):
-                        deed = "deletes" if mine is None else "adds or changes"
-                        why = f"the commit {_short(name)} ({commit.title}) {deed} it, and the sandbox cannot see it"
-                        self.refused.append(Refusal(f"{self.place.worktree}/{path}", why))
+                    theirs = [self._entry(parent, path) if parent else None for parent in parents]
+                    if (mine in theirs and not (mine is None and any(theirs))) or (mine is None and not theirs):
+                        continue
+                    deed = "deletes" if mine is None else "adds or changes"
+                    remedy = "commit other files alone, or show it to the sandbox with --reveal"
+                    why = f"the commit {_short(name)} ({commit.title}) {deed} it, and the sandbox cannot see it; {remedy}"
+                    self.refused.append(Refusal(f"{self.place.worktree}/{path}", why))
 
     def _entry(self, commit: Commit, path: str) -> tuple[str, str] | None:
         entry: tuple[str, str] | None = (DIRECTORY, commit.tree)
@@ -490,7 +523,7 @@ class _Carrier:
 
     def _called(self) -> str:
         top, project = self.place.worktree or self.place.directory, self.source.project
-        return top[len(project) + 1 :] if contains(project, top) else top
+        return top[len(project) + 1 :] or "the project" if contains(project, top) else top
 
 
 @dataclass(frozen=True)

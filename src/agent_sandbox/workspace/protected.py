@@ -138,7 +138,17 @@ DIRECTORIES = _of(
 
 STARTS = {".env.": "environment", ".env-": "environment", "jenkinsfile": "ci", "azure-pipelines": "ci", ".aider": "agent-instructions"}
 STARTS |= {".lintstagedrc": "package-scripts", "lint-staged.config": "package-scripts", ".agent-sandbox": "policy"}
-STARTS |= {".gitlab-ci": "ci", "mise.": "environment", ".mise.": "environment"}
+STARTS |= {".gitlab-ci": "ci", "mise.": "environment", ".mise.": "environment", ".envrc": "environment", ".rvmrc": "environment"}
+STARTS |= {"lefthook": "package-scripts", ".lefthook": "package-scripts", ".huskyrc": "package-scripts", ".pnpmfile": "package-scripts"}
+STARTS |= {".pnp.": "package-scripts", ".roorules": "agent-instructions", ".clinerules": "agent-instructions"}
+STARTS |= dict.fromkeys(
+    (
+        *(".proverc", ".rspec", ".rubocop", ".haml-lint", ".yardopts", ".busted", ".gitlint", ".nycrc", "nyc.config.", ".php_cs"),
+        *(".phpcs.xml", "phpcs.xml", "phpstan.", "cspell.config.", "rust-analyzer.toml", ".rust-analyzer.toml", ".pyre_configuration"),
+    ),
+    "tool-config",
+)
+DIRECTORIES |= {".idx": "editor", ".aiassistant": "agent-instructions"}
 # Linters, formatters, bundlers and test runners of JavaScript run their configuration; editors start them when a file is saved.
 STARTS |= dict.fromkeys(
     (

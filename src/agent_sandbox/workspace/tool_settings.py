@@ -47,7 +47,9 @@ _PLAIN_OPTIONS = (
     ),
     *("--maxfail", "--disable-warnings", "--color", "--doctest-modules", "--showlocals", "--no-header", "--lf", "--ff", "--exitfirst"),
 )
-_PLUGINS = ("plugins", "load-plugins", "load_plugins", "init-hook", "init_hook")
+_PLUGINS = ("plugins", "load-plugins", "load_plugins", "init-hook", "init_hook", "python_executable")
+# Keys that name code in an INI file, in whichever section a reader finds them.
+_CODE_KEYS = frozenset({*_PLUGINS, "addopts", "pythonpath", "cmdclass", "local-plugins", "distutils.commands"})
 
 
 def _scripts(text: bytes) -> Mapping[str, object] | None:
@@ -106,11 +108,14 @@ def _tools_of_pyproject(text: bytes) -> object:
         "backend": (build.get("build-backend"), build.get("backend-path")),
         "entry points": values.get("project", {}).get("entry-points"),
         "pytest": _of_pytest({**tool.get("pytest", {}).get("ini_options", {})}),
-        "mypy": tool.get("mypy", {}).get("plugins"),
+        "native pytest": _of_pytest({name: value for name, value in tool.get("pytest", {}).items() if name != "ini_options"}),
+        "mypy": [*_plugins(tool.get("mypy", {}))],
         "coverage": tool.get("coverage", {}).get("run", {}).get("plugins"),
         "hatch": [hatch.get(name) for name in ("build", "version", "metadata") if _has_code(hatch.get(name))],
         "poetry": tool.get("poetry", {}).get("build"),
+        "environments": [*_hooks(hatch.get("envs", {}))],
         "pdm": tool.get("pdm", {}).get("build"),
+        "pdm scripts": [*_hooks(tool.get("pdm", {}).get("scripts", {}))],
         "tox": tool.get("tox", {}).get("legacy_tox_ini"),
     }
     code["pylint"] = [*_plugins(tool.get("pylint", {}))]
@@ -119,6 +124,15 @@ def _tools_of_pyproject(text: bytes) -> object:
 
 def _has_code(values: Any) -> bool:
     return isinstance(values, dict) and ("hooks" in values or "path" in values or any(_has_code(value) for value in values.values()))
+
+
+def _hooks(values: Mapping[str, Any]) -> Iterator[object]:
+    """Yield the settings that run before or after something else."""
+    for name, value in values.items():
+        if name.startswith(("pre_", "post_", "pre-", "post-")):
+            yield name, value
+        elif isinstance(value, dict):
+            yield from _hooks(value)
 
 
 def _plugins(values: Mapping[str, Any]) -> Iterator[object]:
@@ -151,9 +165,10 @@ def _of_ini(text: bytes) -> object:
     except Error as error:
         raise ValueError("it is no INI file") from error
     code: dict[str, object] = {}
+    code["anywhere"] = [*_code_lines(text.decode())] or None
     for section in parser.sections():
         values = dict(parser.items(section))
-        if section in ("pytest", "tool:pytest"):
+        if "pytest" in section:
             code[section] = _of_pytest(values) or None
         elif section in ("flake8:local-plugins", "options.entry_points"):
             code[section] = values
@@ -162,6 +177,30 @@ def _of_ini(text: bytes) -> object:
         else:
             code[section] = [*_plugins(values)] or None
     return {section: values for section, values in code.items() if values is not None} or None
+
+
+def _code_lines(text: str) -> Iterator[object]:
+    """Yield the settings that name code, read line by line: the readers of INI files do not agree on where a section begins."""
+    lines = text.splitlines()
+    for at, line in enumerate(lines):
+        key, _, value = line.replace(":", "=", 1).partition("=")
+        if key.strip().lower() not in _CODE_KEYS:
+            continue
+        words = [value]
+        for further in lines[at + 1 :]:
+            if not further[:1].isspace():
+                break
+            words.append(further)
+        yield from _of_pytest({key.strip().lower(): " ".join(words)}).items()
+
+
+def _of_pytest_file(text: bytes) -> object:
+    return _of_pytest({**document.loads(text.decode()).get("pytest", {})}) or None
+
+
+def _build_script(text: bytes) -> object:
+    """Return the build script that a Cargo.toml names. Editors run it when a project is opened."""
+    return document.loads(text.decode()).get("package", {}).get("build")
 
 
 def _lines_with(*markers: str) -> Part:
@@ -187,7 +226,8 @@ PARTS: dict[str, tuple[tuple[str, Part], ...]] = {
     "composer.json": (("package-scripts", _composer_scripts),),
     "pyproject.toml": (("policy", _our_policy), ("tool-config", _tools_of_pyproject)),
     **dict.fromkeys(("setup.cfg", "tox.ini", "pytest.ini", ".pytest.ini", ".flake8", "mypy.ini", ".mypy.ini", ".coveragerc"), _INI),
-    "tsconfig.json": (("editor", _language_plugins),),
+    **dict.fromkeys(("pytest.toml", ".pytest.toml"), (("tool-config", _of_pytest_file),)),
+    "cargo.toml": (("editor", _build_script),),
     "jsconfig.json": (("editor", _language_plugins),),
     "phpunit.xml": (("tool-config", _lines_with("bootstrap", "<extension", "<listener")),),
     "phpunit.xml.dist": (("tool-config", _lines_with("bootstrap", "<extension", "<listener")),),
@@ -199,4 +239,6 @@ def parts_of(name: str) -> tuple[tuple[str, Part], ...]:
     """Return the protected classes that the text of a file may have, each with the function for its part in `PARTS`. `name` is folded."""
     if found := PARTS.get(name):
         return found
+    if name.startswith("tsconfig") and name.endswith(".json"):
+        return (("editor", _language_plugins),)
     return next((parts for suffix, parts in SUFFIXED.items() if name.endswith(suffix)), ())

@@ -187,18 +187,22 @@ def find_repositories(project: str, changes: ChangeSet, files: Files) -> Iterato
     sandbox removed or replaced does not count: its files are reviewed one by one.
     """
     seen: set[str] = set()
+    linked = linked_repository(project)
     for directory in _candidates(project, changes, files):
         if directory in seen:
             continue
         seen.add(directory)
-        read: Read = files.real if files.real(f"{directory}/HEAD") is not None else files.guest
+        is_real = files.real(f"{directory}/HEAD") is not None
+        read: Read = files.real if is_real else files.guest
         shared = read(f"{directory}/commondir")
+        if shared is not None and not is_real:
+            continue  # a guest's word must not lead to another repository
         has_objects = shared is not None or files.is_directory(f"{directory}/objects")
         if read(f"{directory}/HEAD") is None or not has_objects or _is_replaced(files.change(directory)):
             continue
         common = os.path.normpath(os.path.join(directory, os.fsdecode(shared.strip()))) if shared else directory
         algorithm = _algorithm(read(f"{common}/config") or b"")
-        if algorithm:
+        if algorithm and (contains(project, common) or common == linked):
             yield RepositoryPlace(directory, common, _worktree(directory, project, read), algorithm)
 
 

@@ -15,6 +15,7 @@ from agent_sandbox._fast.values import replace
 from agent_sandbox.errors import Drift, Unfinished, WorkspaceError
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.changes import Change, Kind
+from agent_sandbox.workspace.git.objects import ObjectFiles
 from agent_sandbox.workspace.git.records import LOG, PACKED, REFERENCE, Meaning, means_the_same
 from agent_sandbox.workspace.git.repository import read_packed, without_packed
 from agent_sandbox.workspace.nodes import EntryType, Node
@@ -143,6 +144,8 @@ class _Records:
         value = self._content(move.path).decode("utf-8", "surrogateescape").strip() if now is not None else below
         if value != new:
             raise Surprise(move.path, "it has changed since it was promoted")
+        if old and not old.startswith("ref: ") and not self._has_object(os.path.dirname(packed), old):
+            raise Surprise(move.path, f"git has removed the commit {old[:7]} that it had before")
         if not old and below:
             self._gone.setdefault(packed, set()).add(name)
         if not old or below == old:
@@ -160,6 +163,10 @@ class _Records:
         kept = _look(now) if now is not None else Look(0o644)
         look = Look(kept.mode, kept.xattrs, kept.uid, kept.gid)
         return Put(path, (Item(path, EntryType.FILE, look, len(content), content=change),), now)
+
+    def _has_object(self, common: str, name: str) -> bool:
+        with ObjectFiles(os.path.join(self._root, common, "objects"), "sha1" if len(name) == 40 else "sha256") as objects:
+            return objects.has(name)
 
     def _seen(self, path: str) -> Fingerprint | None:
         parent, name = split(path)
