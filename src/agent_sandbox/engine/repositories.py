@@ -20,7 +20,6 @@ from agent_sandbox.policy.paths import contains
 from agent_sandbox.workspace import protected
 from agent_sandbox.workspace.changes import Change, ChangeSet, Contents, Kind
 from agent_sandbox.workspace.drift import MovedOn
-from agent_sandbox.workspace.durable import explained
 from agent_sandbox.workspace.escape import visible
 from agent_sandbox.workspace.git.index import IndexEntry, merge_indexes, read_index, same_entries, write_index
 from agent_sandbox.workspace.git.objects import DIRECTORY, LINK, REPOSITORY, Commit, ObjectFiles, hash_name
@@ -84,11 +83,14 @@ class CarriedRepositories:
         if not self.objects:
             return
         try:
-            with explained("write the objects of new commits"), TargetTree(root) as tree:
+            with TargetTree(root) as tree:
                 for directory, objects in self.objects:
                     objects.write(tree.directory(relative(directory, root)))
                 for path in self.directories:
                     _make_directory(tree.directory(relative(os.path.dirname(path), root)), os.path.basename(path))
+        except OSError as error:
+            why = f"cannot write the objects of new commits: {error.strerror or error}; no file and no reference was changed"
+            raise WorkspaceError(why, hint="the changes are still in the sandbox; see who may write to the repository") from error
         except Surprise as error:
             why = f"{os.path.join(root, error.path)!r}: {error.why}; no file and no reference was changed"
             raise WorkspaceError(f"cannot write the objects of new commits: {why}", hint="look at the changes again") from error
