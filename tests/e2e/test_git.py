@@ -15,6 +15,7 @@ import pytest
 from agent_sandbox import Workspace
 from agent_sandbox.engine import git_objects
 from agent_sandbox.errors import Denied, PolicyError
+from tests.e2e.cutting import cut_off
 from tests.e2e.program import Shell, words
 
 YES = ("promote", "--yes", "--approve", "git-history")
@@ -556,3 +557,29 @@ def test_a_worktree_that_is_made_inside_brings_its_branch(repository: Repository
     repository.inside("git worktree add -q wt -b side; cd wt; echo x > x; git add x; git commit -qm 'in wt'")
     repository.promote("--skip", ".git/worktrees", "--skip", "wt")
     assert repository.titles("side", "--") == ["in wt", "first"]
+
+
+def test_killed_between_objects_and_references_it_is_as_before(repository: Repository) -> None:
+    repository.inside("echo more >> src/0.txt; git checkout -q -b deep/er; git commit -qam one")
+    before = repository.state()
+    cut_off(repository.shell, "agent_sandbox.engine.promote:promote", *YES)
+    assert repository.state() == before and repository.titles("--all") == ["first"]
+    assert len(list((repository.top / ".git/objects").glob("??/*"))) > 6, "the objects are there, and nothing refers to them"
+    repository.is_whole()
+    repository.promote()
+    assert repository.titles("deep/er", "--") == ["one", "first"]
+    repository.is_whole()
+
+
+def test_the_digest_of_a_review_outlives_a_prompt_and_a_clean_up_outside(repository: Repository) -> None:
+    repository.inside("echo more >> src/0.txt; git commit -qam one; git gc -q")
+    digest = repository.shell.json("diff")["digest"]
+    os.utime(repository.top / "src/1.txt", (1, 1))
+    repository.git("status")
+    repository.git("gc", "-q")
+    repository.promote("--expect", digest)
+    assert repository.titles() == ["one", "first"]
+    repository.inside("echo again >> src/0.txt; git commit -qam two")
+    digest = repository.shell.json("diff")["digest"]
+    repository.inside("git commit -q --amend --no-edit --date=2001-01-01T00:00:00")
+    assert "was expected" in repository.refused("--expect", digest), "the control"
