@@ -236,7 +236,6 @@ class PromotionProposal:
     already: ChangeSet = ChangeSet()  # the settled changes whose real file is the same already
     hashes: ContentDigests = ContentDigests()  # of the content of `changes` and `already`
     history: CarriedRepositories = field(default_factory=CarriedRepositories, hash=False, compare=False)
-    records: ChangeSet = ChangeSet()  # the sandbox's own files of the repositories in `history`
     tree: str = ""  # the directory above the project and its repository, if the project is a linked worktree of another place
 
     def plan(self) -> Plan:
@@ -256,17 +255,16 @@ class PromotionProposal:
     def digest(self) -> str:
         """The digest of the changes that would be promoted and of those that the real tree already has; "" if there is too much content.
 
-        For a git repository it covers the files in the sandbox, not the files that a promotion writes for them.
+        Of a git repository it covers what the sandbox has changed: values of references and HEAD, the entries of the index, lines of logs.
         """
         return self._digest
 
     @cached_property
     def _digest(self) -> str:
         files = (change for change in self.changes if change.path not in self.history.changes)
-        records = ContentDigests(self.records, self.contents.sandbox)
-        if not self.hashes.complete or not records.complete:
+        if not self.hashes.complete:
             return ""
-        return digest_of(ChangeSet((*files, *self.already, *self.records)), {**self.hashes.by_path(), **records.by_path()})
+        return digest_of(ChangeSet((*files, *self.already)), self.hashes.by_path(), self.history.facts)
 
     def narrowed(self, keep: Callable[[str], bool]) -> PromotionProposal:
         """Return the proposal with only the changes whose path `keep` accepts, and the new directories that these lie in.
@@ -288,7 +286,6 @@ class PromotionProposal:
             settled=tuple(path for path in self.settled if keep(path) and (whole or path not in self.history.raw)),
             already=ChangeSet(tuple(change for change in self.already if keep(change.path))),
             history=history,
-            records=self.records if history is self.history else ChangeSet(),
         )
 
     def protected(self) -> dict[str, tuple[str, ...]]:
@@ -377,7 +374,7 @@ def proposed(stored: Stored, policy: Policy, wanted: Wanted, runtime: RuntimeOf)
         hashes = ContentDigests((*chosen, *already), contents)
         yield PromotionProposal(
             *(root, chosen, contents, wanted, expected, classes, moved, merged, conflicts, everything, settled, caches),
-            *(protection.remarks, around, already, hashes, history, records, tree),
+            *(protection.remarks, around, already, hashes, history, tree),
         )
 
 

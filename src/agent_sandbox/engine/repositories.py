@@ -70,6 +70,7 @@ class CarriedRepositories:
     objects: list[tuple[str, GuestObjects]] = field(default_factory=list)
     directories: list[str] = field(default_factory=list)  # to be made for references and logs
     meanings: dict[str, Meaning] = field(default_factory=dict)
+    facts: list[str] = field(default_factory=list)  # what the sandbox has changed in the history, whatever the real repository has
 
     def sentences(self) -> tuple[str, ...]:
         """Return sentences for people about the history that is promoted and the history that is refused."""
@@ -180,6 +181,7 @@ class _Carrier:
         self.words: list[str] = []
         self.refused: list[Refusal] = []
         self.meanings: dict[str, Meaning] = {}
+        self.facts: list[str] = [place.directory]
         self._tips: list[str] | None = None
 
     def carry(self, until_the_end: ExitStack) -> None:
@@ -199,6 +201,7 @@ class _Carrier:
         for value in wanted:
             if len(value) != 2 * self._width or value.strip("0123456789abcdef"):
                 raise Damaged(f"{value[:80]!r} is no name of an object")
+        self.facts += [f"{path} {line.decode('utf-8', 'surrogateescape')}" for path in sorted(logs) for line in logs[path]]
         logged = {name.decode() for lines in logs.values() for line in lines for name in line.split(b" ", 2)[:2] if name.strip(b"0")}
         real = ObjectFiles(place.objects, place.algorithm)
         self.objects = until_the_end.enter_context(GuestObjects(real, place.algorithm))
@@ -227,6 +230,8 @@ class _Carrier:
         changed: dict[str, tuple[str | None, str | None, str | None]] = {}
         for name in sorted({*before, *mine, *real}):
             each = before.get(name), mine.get(name), real.get(name)
+            if each[1] != each[0]:
+                self.facts.append(f"{name} {each[1]}")
             if each[1] not in (each[0], each[2]):
                 if not is_reference(name) or ((each[1] or "").startswith("ref: ") and not is_reference((each[1] or "")[5:])):
                     raise Damaged(f"{name!r} is no valid reference")
@@ -245,6 +250,8 @@ class _Carrier:
         except LookupError:
             base = _UNKNOWN.encode()
         texts = tuple(None if each is None else each.decode("utf-8", "surrogateescape").strip() for each in (base, mine, real))
+        if texts[1] != texts[0]:
+            self.facts.append(f"{name} {texts[1]}")
         return (texts[0], None, texts[2]) if texts[1] in (texts[0], texts[2]) else (texts[0], texts[1], texts[2])
 
     def _index(self) -> _MergedIndex:
@@ -261,6 +268,7 @@ class _Carrier:
             base = read_index(was, algorithm) if was else {}
         except LookupError:
             base = {} if real else mine
+        self.facts.append(" ".join(of_index(mine, algorithm)))
         merged, both = merge_indexes(base, mine, real, self._hidden())
         new = tuple(each.name for entries in merged.values() for each in entries if each.mode != 0o160000 and not any(each.status))
         return _MergedIndex(merged, real, tuple(both), new)
@@ -522,6 +530,7 @@ class _Carrier:
         where = "" if self.place.worktree == self.source.project else f" in {self._called()}"
         carried.words += [visible(f"git{where}: {each}") for each in self.words]
         carried.refused += self.refused
+        carried.facts += self.facts
 
     def _called(self) -> str:
         top, project = self.place.worktree or self.place.directory, self.source.project

@@ -79,15 +79,15 @@ def reviewed(stored: Stored, policy: Policy, wanted: Wanted, runtime: RuntimeOf,
         stack = block.enter_context(stored.opened())
         everything = stored.changes_in(stack, policy)
         selection, _ = selected(everything, stored.state.project, wanted)
-        history, records = history_of(stored, policy, everything, selection, wanted, stack, runtime, block)
-        own = {change.path: change for change in (*selection, *records)}
+        history, _ = history_of(stored, policy, everything, selection, wanted, stack, runtime, block)
+        own = ChangeSet(tuple(change for change in selection if change.path not in history.raw))
         digests: Mapping[str, str] = {}
         digest = ""
-        if mark is not None and hashed and own:
-            hashes = ContentDigests(own.values(), stack, most=MOST_HASHED)
+        if mark is not None and hashed and (len(own) or history.facts):
+            hashes = ContentDigests(own, stack, most=MOST_HASHED)
             try:
                 digests = hashes.by_path()
-                digest = digest_of(ChangeSet(tuple(own.values())), digests) if hashes.complete else ""
+                digest = digest_of(own, digests, history.facts) if hashes.complete else ""
                 why_not = None if digest else "there is more content than a diff reads; promote --dry-run prints it"
             except WorkspaceError as error:
                 why_not = error.message
@@ -95,9 +95,8 @@ def reviewed(stored: Stored, policy: Policy, wanted: Wanted, runtime: RuntimeOf,
         former = Formerly(bases=stored.bases(stack), open_base=stored.open_base)
         selection, _ = with_history(selection, stack, history)
         everything, contents = with_history(everything, stack, history)
-        shown = {path: each for path, each in digests.items() if path not in history.raw}
         yield Review(
-            stored, everything, selection, contents, former, shown, digest, mark, why_not or "", history.sentences(), history.classes
+            stored, everything, selection, contents, former, digests, digest, mark, why_not or "", history.sentences(), history.classes
         )
 
 

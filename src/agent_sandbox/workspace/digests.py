@@ -75,11 +75,16 @@ def content_digest(change: Change, contents: Contents) -> str:
         os.close(fd)
 
 
-def digest_of(changes: Iterable[Change], content: Mapping[str, str]) -> str:
-    """Return one digest for all changes. `content` has the digest of the new content of each file, by path: see `ContentDigests`."""
+def digest_of(changes: Iterable[Change], content: Mapping[str, str], history: Iterable[str] = ()) -> str:
+    """Return one digest for all changes. `content` has the digest of the new content of each file, by path: see `ContentDigests`.
+
+    `history` are the facts about commits and branches that are promoted with the changes.
+    """
     digest = hashlib.sha256(_FORM)
     for change in changes:
         digest.update(f"{_row(change, content)!r}\n".encode("ascii"))
+    for fact in history:
+        digest.update(f"history {_hex(fact)}\n".encode("ascii"))
     return digest.hexdigest()
 
 
