@@ -118,7 +118,7 @@ def _named_files(work: Work, home: str) -> list[Observed]:
 
 
 def _behind_links(observed: Iterable[Observed], changed: Collection[str]) -> dict[str, tuple[str, list[Observed]]]:
-    """Map each observed path that leads through a link to its real path, and to the same attempts on the real path.
+    """Return the observed paths with a link in them. Each is mapped to a pair: its real path, and the same attempts on the real path.
 
     Changes of a link itself do not follow it. Paths below /proc and /dev are skipped: the guest's /proc/self is not this process's.
     """

@@ -47,8 +47,8 @@ class Hierarchy:
     def places(self) -> tuple[str, ...]:
         """The directories to create a cgroup in, best first.
 
-        On v1 a cgroup can be made anywhere. On v2 a cgroup that contains processes cannot give controllers to its children ("no internal
-        processes", cgroups(7)); only the root can. The caller's cgroup contains the caller, so a sibling of it is the second choice.
+        The first is the caller's own cgroup, the second the one above it, or the top on v1. On v2 a cgroup with processes in it, as the
+        caller's, cannot give controllers to its children, unless it is the root ("no internal processes", cgroups(7)).
         """
         other = self.top if self.version == 1 or self.own == self.top else os.path.dirname(self.own)
         return (self.own,) if other == self.own else (self.own, other)

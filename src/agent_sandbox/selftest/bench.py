@@ -92,7 +92,7 @@ class DecoyBench:
         return f"vfy{secrets.token_hex(6)}"
 
     def tree(self) -> str:
-        """Make a new real directory with files for an attempt to damage. Returns its path."""
+        """Make a new real directory with files that an attempt will try to damage. Returns its path."""
         top = tempfile.mkdtemp(prefix="tree-", dir=self.path)
         for name in ("overwrite", "append", "truncate", "remove", "rename", "mode"):
             Path(top, name).write_text("as it was\n")

@@ -143,7 +143,7 @@ class LinkedNames:
         return frozenset(classes)
 
     def _given(self, change: Change) -> set[str]:
-        """Return the protected classes of the names that a changed link gives to entries, or takes away from them."""
+        """Return the protected classes of the further names under which entries can be reached through a changed link."""
         classes: set[str] = set()
         for path in self.through(change.path):
             if path not in self._names_given:

@@ -236,7 +236,10 @@ SUFFIXED = {".csproj": _MSBUILD, ".fsproj": _MSBUILD, ".vbproj": _MSBUILD}
 
 
 def parts_of(name: str) -> tuple[tuple[str, Part], ...]:
-    """Return the protected classes that the text of a file may have, each with the function for its part in `PARTS`. `name` is folded."""
+    """Return the protected classes that a file of this name may have, each with a function that extracts the text that decides.
+
+    `name` is folded.
+    """
     if found := PARTS.get(name):
         return found
     if name.startswith("tsconfig") and name.endswith(".json"):
