@@ -46,6 +46,7 @@ _OPERATIONS = ("MERGE_HEAD", "CHERRY_PICK_HEAD", "REVERT_HEAD", "REBASE_HEAD", "
 _MOST_ANCESTORS = 5_000
 _MOST_ENTRIES = 300_000  # of the trees of one branch that are compared
 _LONGEST_PATH = 4096
+_MARKS = ("/HEAD", "/index", "/refs/", "/objects/", "/packed-refs", "/logs/")  # of paths that may be files of a repository
 _MOST_TIPS = 500  # branches whose commits are not new
 _NAMED = 5
 _TITLES = 3
@@ -134,12 +135,16 @@ def carry_history(source: HistorySource, chosen: Callable[[Change], bool], until
     is in `refused`. The result can be used until the stack `until_the_end` is closed.
     """
     carried = CarriedRepositories()
-    if not any("/HEAD" in change.path or "/index" in change.path or "/refs/" in change.path or "/objects/" in change.path
-               or "/packed-refs" in change.path or "/logs/" in change.path for change in source.changes):  # fmt: skip
+    if not any(mark in change.path for change in source.changes for mark in _MARKS):
         return carried
     files = until_the_end.enter_context(Files(source.changes, source.contents, source.bases, source.open_base))
     shared: set[str] = set()
-    for place in find_repositories(source.project, source.changes, files):
+    try:
+        places = list(find_repositories(source.project, source.changes, files))
+    except (Damaged, OSError) as error:
+        carried.refused.append(Refusal(source.project, f"its repositories cannot be read: {error}"))
+        return carried
+    for place in places:
         mine = {each.path: each for each in source.changes if place.history_of(each.path) and each.path not in carried.raw}
         if not any(chosen(change) for change in mine.values()):
             continue
