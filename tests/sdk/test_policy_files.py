@@ -128,7 +128,7 @@ def of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_systems_file_binds_every_sandbox(of_the_machine: Path) -> None:
     wide = {"allow_subprocess": True, "validate_code": False, "allow_file_read": True}
     before = Sandbox(**wide)  # type: ignore[arg-type]
-    of_the_machine.write_text('[processes]\nallow = false\n[limits]\ntimeout_seconds = 1\n[code]\nblocked = ["pickle"]\n')
+    of_the_machine.write_text('[processes]\nallow = false\n[limits]\ntimeout_seconds = 8\n[code]\nblocked = ["pickle"]\n')
     start = "import subprocess; print(subprocess.run(['true']).returncode)"
     with before, Sandbox(**wide) as bound:  # type: ignore[arg-type]
         assert before.execute(start).stdout == "0\n"
