@@ -144,7 +144,7 @@ class PermissionSet:
 
     @property
     def grants(self) -> frozenset[CodeGrant]:
-        """What these permissions let code use, as the check of code before a run needs it."""
+        """The features that code may use with these permissions, for the check of code before a run."""
         return granted(self.policy())
 
     def settings(self, **more: Any) -> SandboxConfig:

@@ -1,4 +1,4 @@
-"""What a person types, where only the resulting tree shows what a change is: git's settings, links, hidden files, new packages."""
+"""Changes at the command line whose kind only the resulting tree shows: git's settings, links, hidden files, new packages."""
 
 from __future__ import annotations
 

@@ -291,7 +291,7 @@ def test_a_run_while_somebody_reads_the_diff_costs_the_digest(shell: Shell) -> N
 
 
 def looked_at(shell: Shell, *line: str) -> bytes:
-    """What a person sees on a terminal, where every question is answered with no."""
+    """Return what is on the terminal of a person who answers every question with no."""
     with sitting(shell, *line) as person:
         if line[0] == "promote" and "--dry-run" not in line:
             person.expect(b"[s]elect files")

@@ -53,6 +53,17 @@ def test_secrets_below_the_top_are_hidden_and_one_is_shown_when_it_is_revealed(s
     assert "tls.pem" in words(shell("run", "true")) and ".env" not in words(shell("run", "true")), "a remark where the content decides"
 
 
+@pytest.mark.needs_user
+def test_a_directory_that_cannot_be_listed_is_hidden_and_a_remark_says_so(shell: Shell, project: Path) -> None:
+    put(project, {"closed/.env": "CANARY", "open/app.py": "pass"})
+    (project / "closed").chmod(0o300)
+    try:
+        done = shell("run", "cat closed/.env; cat open/app.py")
+    finally:
+        (project / "closed").chmod(0o700)
+    assert done.stdout == b"pass" and "closed" in words(done), "without the mask a known name could be read"
+
+
 def test_a_secret_that_appears_later_is_hidden_in_the_next_run(shell: Shell, project: Path) -> None:
     put(project, {"api/app.py": "pass"})
     assert shell("run", "cat api/app.py").stdout == b"pass"

@@ -86,7 +86,7 @@ class Promotable:
         os.close(self._layers)
 
     def proposal(self, wanted: Wanted) -> PromotionProposal:
-        """What `proposed` yields where reality has not moved on."""
+        """Return the proposal that `proposed` yields if no real file has changed."""
         root, contents = str(self.project), Mixed(self.stack)
         changes, caches = selected(self.changes, root, replace(wanted, system=False))
         expected = look_at(root, changes)

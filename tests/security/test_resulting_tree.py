@@ -1,4 +1,4 @@
-"""What is protected is judged on the tree as it would be: git's own rules, links in either order, hidden files, new packages."""
+"""Attacks on the judgement of changes: git's own rules, links in either order, hidden files, new packages."""
 
 from __future__ import annotations
 

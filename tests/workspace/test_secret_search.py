@@ -127,7 +127,7 @@ def test_a_directory_that_is_too_deep_is_hidden_whole(top: Path) -> None:
     assert mask.why == NOT_SEARCHED and "too deep" in mask.remark and len(mask.path) < 3500
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root can list everything")
+@pytest.mark.needs_user  # root can list everything; `e2e/test_secrets` tries it in the unprivileged half
 def test_a_directory_that_cannot_be_listed_is_hidden(top: Path) -> None:
     put(top, "closed/.env").parent.chmod(0)
     try:

@@ -71,14 +71,11 @@ class GuestObjects:
             return set()
         for kind, content in _unpacked(sorted(needed | extra), files, contents, self.real, self.width, runtime):
             self._take(kind, content)
-        reached: set[str] = set()
-        self._reach(needed, reached)
+        reached = self._needed_by(needed, set())
         missing: set[str] = set()
         for name in extra:
-            more = set(reached)
             try:
-                self._reach({name}, more)
-                reached = more
+                reached |= self._needed_by({name}, reached)
             except Damaged:
                 missing.add(name)
         self._places = {name: place for name, place in self._places.items() if name in reached}
@@ -90,17 +87,22 @@ class GuestObjects:
         self._places[name] = kind, self._spool.seek(0, os.SEEK_END), len(content)
         self._spool.write(content)
 
-    def _reach(self, names: Iterable[str], reached: set[str]) -> None:
-        """Add these new objects, and all they need, to `reached`. Raises `Damaged` if one is neither new nor in the real repository."""
+    def _needed_by(self, names: Iterable[str], known: set[str]) -> set[str]:
+        """Return these new objects and all new ones that they need, without those in `known`.
+
+        Raises `Damaged` if one is neither new nor in the real repository.
+        """
+        reached: set[str] = set()
         todo = list(names)
         while todo:
             name = todo.pop()
-            if name in reached or self.real.has(name):
+            if name in known or name in reached or self.real.has(name):
                 continue
             if name not in self._places:
                 raise Damaged(f"the object {name} is missing")
             reached.add(name)
             todo += check(*self._own(name), self.width)
+        return reached
 
     def _own(self, name: str) -> tuple[str, bytes]:
         kind, at, size = self._places[name]
@@ -140,11 +142,15 @@ class GuestObjects:
         """
         found: dict[str, Commit | None] = {}
         old: set[str] = set()
+        waiting: set[str] = set()  # of the queue, those that lead to no old commit as far as is known
         queue: list[tuple[int, str]] = []
 
         def meet(name: str, is_old: bool) -> None:
             if is_old:
                 old.add(name)
+                waiting.discard(name)
+            elif name not in found:
+                waiting.add(name)
             if name not in found:
                 try:
                     found[name] = self.commit(name)
@@ -158,8 +164,9 @@ class GuestObjects:
         for name in olds:
             meet(name, is_old=True)
         new: list[str] = []
-        while queue and len(found) < _MOST_COMMITS and not all(name in old for _, name in queue):
+        while waiting and len(found) < _MOST_COMMITS:
             _, name = heappop(queue)
+            waiting.discard(name)
             commit = found[name]
             if name not in old:
                 new.append(name)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
+from functools import cached_property
 
 from agent_sandbox._fast.values import dataclass, field
 from agent_sandbox.engine.git_objects import GuestObjects, RuntimeOf
@@ -187,7 +188,7 @@ class _Carrier:
         self.refused: list[Refusal] = []
         self.meanings: dict[str, Meaning] = {}
         self.facts: list[str] = [place.directory]
-        self._tips: list[str] | None = None
+        self._known_commits: dict[str, list[tuple[str, Commit]]] = {}
 
     def carry(self, until_the_end: ExitStack) -> None:
         """Compare the repository in the sandbox with the real one, and collect the files to write. Raises `Damaged` and OSError."""
@@ -224,14 +225,8 @@ class _Carrier:
 
     def _all_references(self) -> dict[str, tuple[str | None, str | None, str | None]]:
         """Return the values of each reference that the sandbox changed: the original one, the sandbox's, and the real one now."""
-
-        def base(path: str) -> bytes | None:
-            try:
-                return self.files.base(path)
-            except LookupError:
-                return _UNKNOWN.encode()
-
-        before, mine, real = (references(self.place, read, self.files) for read in (base, self.files.guest, self.files.real))
+        before, mine = (references(self.place, read, self.files) for read in (self._base, self.files.guest))
+        real = self._real_references
         changed: dict[str, tuple[str | None, str | None, str | None]] = {}
         for name in sorted({*before, *mine, *real}):
             each = before.get(name), mine.get(name), real.get(name)
@@ -243,18 +238,25 @@ class _Carrier:
                 changed[name] = each
         return changed
 
+    @cached_property
+    def _real_references(self) -> dict[str, str]:
+        return references(self.place, self.files.real, self.files)
+
+    def _base(self, path: str) -> bytes | None:
+        """Return the original content of a file; `_UNKNOWN` if it is not known."""
+        try:
+            return self.files.base(path)
+        except LookupError:
+            return _UNKNOWN.encode()
+
     def _text(self, name: str) -> tuple[str | None, str | None, str | None]:
         """Return the contents of a small git file: the original one, the sandbox's, and the real one now.
 
         The second is None if the sandbox did not change the file, or if its content is the real one.
         """
         path = f"{self.place.directory}/{name}"
-        mine, real = self.files.guest(path), self.files.real(path)
-        try:
-            base = self.files.base(path)
-        except LookupError:
-            base = _UNKNOWN.encode()
-        texts = tuple(None if each is None else each.decode("utf-8", "surrogateescape").strip() for each in (base, mine, real))
+        contents = self._base(path), self.files.guest(path), self.files.real(path)
+        texts = tuple(None if each is None else each.decode("utf-8", "surrogateescape").strip() for each in contents)
         if texts[1] != texts[0]:
             self.facts.append(f"{name} {texts[1]}")
         return (texts[0], None, texts[2]) if texts[1] in (texts[0], texts[2]) else (texts[0], texts[1], texts[2])
@@ -315,7 +317,7 @@ class _Carrier:
     def _refuse_clashes(self, values: Mapping[str, tuple[str | None, str | None, str | None]]) -> None:
         """Raise `Damaged` if a reference would be written below another, or above one: git cannot have both `a` and `a/b`."""
         written = {name for name, (_, mine, _) in values.items() if mine is not None}
-        names = {*references(self.place, self.files.real, self.files), *written} if written else set()
+        names = {*self._real_references, *written} if written else set()
         for name in names:
             above = name.rpartition("/")[0]
             while above:
@@ -330,17 +332,19 @@ class _Carrier:
             self.made[path] = None
             self.meanings[path] = (LOG,)
 
+    @cached_property
     def _real_tips(self) -> list[str]:
-        """Return the commits that HEAD and the real branches point to."""
-        if self._tips is None:
-            values = references(self.place, self.files.real, self.files)
-            branches = [value for name, value in values.items() if name.startswith(("refs/heads/", "refs/remotes/"))]
-            head = (self.files.real(f"{self.place.directory}/HEAD") or b"").decode("utf-8", "surrogateescape").strip()
-            width = 2 * self._width
-            self._tips = [
-                each for each in dict.fromkeys((head, *branches[:_MOST_TIPS])) if len(each) == width and self.objects.real.has(each)
-            ]
-        return self._tips
+        """The commits that HEAD and the real branches point to."""
+        branches = [value for name, value in self._real_references.items() if name.startswith(("refs/heads/", "refs/remotes/"))]
+        head = (self.files.real(f"{self.place.directory}/HEAD") or b"").decode("utf-8", "surrogateescape").strip()
+        width = 2 * self._width
+        return [each for each in dict.fromkeys((head, *branches[:_MOST_TIPS])) if len(each) == width and self.objects.real.has(each)]
+
+    def _commits(self, tip: str) -> list[tuple[str, Commit]]:
+        """Return the commits that lead to a tip and to no real branch."""
+        if tip not in self._known_commits:
+            self._known_commits[tip] = self.objects.commits_after(tip, self._real_tips)
+        return self._known_commits[tip]
 
     def _top_of(self, name: str) -> str:
         own = name.startswith(("refs/bisect/", "refs/worktree/", "refs/rewritten/"))
@@ -358,7 +362,7 @@ class _Carrier:
         if mine.startswith("ref: "):
             self.words.append(f"{spoken} points to {mine[5:]}")
             return
-        commits = self.objects.commits_after(mine, self._real_tips())
+        commits = self._commits(mine)
         titles = "; ".join(commit.title for _, commit in commits[:_TITLES]) + ("; …" if len(commits) > _TITLES else "")
         number = f"{len(commits):,} commit{'' if len(commits) == 1 else 's'}"
         old = real or (None if base == _UNKNOWN else base)
@@ -482,7 +486,7 @@ class _Carrier:
         hidden = sorted(self._hidden())
         seen: set[str] = set()
         for tip in tips if hidden else ():
-            for name, commit in self.objects.commits_after(tip, self._real_tips()):
+            for name, commit in self._commits(tip):
                 if name in seen:
                     continue
                 seen.add(name)

@@ -4,7 +4,7 @@ Pure. Names, modes and link targets decide; for a file that is only sometimes da
 runs by itself when a person opens, builds, commits or enters a project. Ordinary source code is not listed; the diff is for that. A
 `Makefile` or a `setup.py` runs only when somebody runs it.
 
-The resulting tree is judged, not the change alone: `aliases` finds the other names of a file, `git_settings` the files that git's real
+The resulting tree is judged, not the change alone: `aliases` finds the other names of a file, `git.settings` the files that git's real
 configuration names, `tool_settings` the texts that name code to run, and `dependencies` the new packages.
 """
 

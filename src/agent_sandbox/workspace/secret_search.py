@@ -83,7 +83,7 @@ class SearchMemory:
         self._used: dict[str, tuple[Status, str, str]] = {}
         with suppress(OSError, ValueError, EOFError, TypeError):
             with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
-                # Somebody else's file could say that nothing here is secret.
+                # A file of another user is not believed: it could hold the verdict that nothing here is secret.
                 content = opened.read() if os.fstat(opened.fileno()).st_uid == os.geteuid() else b""
             if _checksum(memoryview(content)[4:]) == content[:4]:
                 stamp, directories, verdicts, tracked = marshal.loads(memoryview(content)[4:])

@@ -1,4 +1,4 @@
-"""What a run tried to do, as values: for learning, simulation and a verbose log, never for decisions (see `observer`)."""
+"""The attempts of a run, as values. Learning, simulation and a verbose log use them; no decision depends on them (see `observer`)."""
 
 from __future__ import annotations
 

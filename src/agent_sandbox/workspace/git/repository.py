@@ -9,18 +9,21 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from typing import Self
 
 from agent_sandbox._fast.values import dataclass
 from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.policy.paths import contains
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.changes import Change, ChangeSet, Contents
+from agent_sandbox.workspace.git import settings
 from agent_sandbox.workspace.git.packs import Damaged
 from agent_sandbox.workspace.nodes import EntryType, Node
 from agent_sandbox.workspace.reality import Base, Bases, Reality, look
 
 _MOST_REFERENCES = 200_000
 _LARGEST = 256 << 20  # bytes of one file that is read here: an index of two million files
+_LARGEST_SETTINGS = 1 << 20
 _SAFE = frozenset("!#$%&'()+,-./0123456789;<=>@ABCDEFGHIJKLMNOPQRSTUVWXYZ]_`abcdefghijklmnopqrstuvwxyz{|}\"")
 
 
@@ -59,23 +62,17 @@ _OWN = frozenset({"HEAD", "index", "logs", "refs", "ORIG_HEAD", "COMMIT_EDITMSG"
 _NEVER_HISTORY = frozenset({"objects/info/alternates", "objects/info/http-alternates"})
 
 
-class Files:
-    """Reads files in three versions: real, as the sandbox sees them, and as they were before it changed them. A context manager."""
+class RealFiles:
+    """Reads the real files of the machine. No link is followed. A context manager."""
 
-    def __init__(self, changes: ChangeSet, contents: Contents, bases: Bases | None, open_base: Callable[[Base], int]) -> None:
+    def __init__(self) -> None:
         self._reality = Reality("/")
-        self._changes = {change.path: change for change in changes}
-        self._contents, self._bases, self._open_base = contents, bases, open_base
 
-    def __enter__(self) -> Files:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *ended: object) -> None:
         self._reality.__exit__(None, None, None)
-
-    def change(self, path: str) -> Change | None:
-        """Return the sandbox's change at a path; None if there is none."""
-        return self._changes.get(path)
 
     def node(self, path: str) -> Node | None:
         """Return the real entry at a path; None if there is none, or if it cannot be examined."""
@@ -88,14 +85,8 @@ class Files:
             return None
         return seen.node if seen else None
 
-    def is_directory(self, path: str) -> bool:
-        """Return whether there is a directory at a path: a real one or, where nothing real is, one in the sandbox."""
-        change = self._changes.get(path)
-        node = self.node(path) or (change.after if change is not None else None)
-        return node is not None and node.type is EntryType.DIRECTORY
-
     def real(self, path: str) -> bytes | None:
-        """Return the content of a real file; None if there is no such file. Links are not followed."""
+        """Return the content of a real file; None if there is no such file."""
         directory = self._reality.directory(os.path.dirname(path).lstrip("/"))
         if directory is None:
             return None
@@ -103,6 +94,25 @@ class Files:
             return _whole(beneath.open_file(directory, os.path.basename(path), one_filesystem=False))
         except OSError:
             return None
+
+
+class Files(RealFiles):
+    """Reads files in three versions: real, as the sandbox sees them, and as they were before it changed them. A context manager."""
+
+    def __init__(self, changes: ChangeSet, contents: Contents, bases: Bases | None, open_base: Callable[[Base], int]) -> None:
+        super().__init__()
+        self._changes = {change.path: change for change in changes}
+        self._contents, self._bases, self._open_base = contents, bases, open_base
+
+    def change(self, path: str) -> Change | None:
+        """Return the sandbox's change at a path; None if there is none."""
+        return self._changes.get(path)
+
+    def is_directory(self, path: str) -> bool:
+        """Return whether there is a directory at a path: a real one or, where nothing real is, one in the sandbox."""
+        change = self._changes.get(path)
+        node = self.node(path) or (change.after if change is not None else None)
+        return node is not None and node.type is EntryType.DIRECTORY
 
     def guest(self, path: str) -> bytes | None:
         """Return the content of a file as the sandbox sees it; None if it sees none."""
@@ -201,7 +211,7 @@ def find_repositories(project: str, changes: ChangeSet, files: Files) -> Iterato
         if read(f"{directory}/HEAD") is None or not has_objects or _is_replaced(files.change(directory)):
             continue
         common = os.path.normpath(os.path.join(directory, os.fsdecode(shared.strip()))) if shared else directory
-        algorithm = _algorithm(read(f"{common}/config") or b"")
+        algorithm = _algorithm(read(f"{common}/config"))
         if algorithm and (contains(project, common) or common == linked):
             yield RepositoryPlace(directory, common, _worktree(directory, project, read), algorithm)
 
@@ -211,7 +221,7 @@ def linked_repository(project: str) -> str:
 
     The repository must name the project as its worktree, too: a `.git` file alone could name any directory.
     """
-    with Files(ChangeSet(), _Nothing(), {}, lambda base: -1) as files:
+    with RealFiles() as files:
         directory = _target(files.real(f"{project}/.git") or b"", project)
         if not directory:
             return ""
@@ -219,13 +229,6 @@ def linked_repository(project: str) -> str:
     if not back or not shared or os.path.normpath(os.path.join(directory, back)) != f"{project}/.git":
         return ""
     return os.path.normpath(os.path.join(directory, shared))
-
-
-class _Nothing:
-    """The contents of a sandbox without changes."""
-
-    def open_file(self, change: Change) -> int:
-        raise FileNotFoundError(change.path)
 
 
 def _candidates(project: str, changes: ChangeSet, files: Files) -> Iterator[str]:
@@ -259,33 +262,25 @@ def _worktree(directory: str, project: str, read: Read) -> str:
         return os.path.dirname(directory)
     if back := read(f"{directory}/gitdir"):  # a linked worktree
         return os.path.dirname(os.path.normpath(os.path.join(directory, os.fsdecode(back.strip()))))
-    settings = _settings(read(f"{directory}/config") or b"")
-    if place := settings.get("core.worktree"):  # a submodule
+    if place := _settings(read(f"{directory}/config")).get("core.worktree"):  # a submodule
         return os.path.normpath(os.path.join(directory, place))
     return project if _target(read(f"{project}/.git") or b"", project) == directory else ""
 
 
-def _algorithm(config: bytes) -> str:
+def _algorithm(config: bytes | None) -> str:
     """Return the hash algorithm of a repository's object names; "" for a repository of an unsupported format."""
-    settings = _settings(config)
-    if settings.get("extensions.refstorage", "files") != "files":
+    known = _settings(config)
+    if known.get("extensions.refstorage", "files") != "files":
         return ""
-    algorithm = settings.get("extensions.objectformat", "sha1")
+    algorithm = known.get("extensions.objectformat", "sha1")
     return algorithm if algorithm in ("sha1", "sha256") else ""
 
 
-def _settings(config: bytes) -> dict[str, str]:
-    """Return the plain settings of a configuration, by section and name in lower case. Subsections are left out."""
-    settings: dict[str, str] = {}
-    section = ""
-    for line in config.decode("utf-8", "surrogateescape").splitlines():
-        text = line.strip()
-        if text.startswith("["):
-            section = text[1:].partition("]")[0].strip().lower()
-        elif text and text[0] not in "#;" and " " not in section and '"' not in section:
-            name, _, value = text.partition("=")
-            settings[f"{section}.{name.strip().lower()}"] = value.strip().strip('"')
-    return settings
+def _settings(config: bytes | None) -> dict[str, str]:
+    """Return the settings of a configuration by section and name; none without a configuration. Raises `Damaged` for a huge one."""
+    if config is not None and len(config) > _LARGEST_SETTINGS:
+        raise Damaged("the configuration of a repository is too large to be read")
+    return dict(settings.parse((config or b"").decode("utf-8", "surrogateescape")))
 
 
 def references(place: RepositoryPlace, read: Read, files: Files) -> dict[str, str]:

@@ -11,8 +11,9 @@ import os
 import stat
 from collections.abc import Collection
 
-from agent_sandbox.workspace.git.objects import ObjectFiles
+from agent_sandbox.workspace.git.objects import ObjectFiles, hash_name
 from agent_sandbox.workspace.git.packs import Damaged, entries_of
+from agent_sandbox.workspace.git.repository import read_packed
 
 LARGEST = 32 << 20  # bytes of one commit or tree
 _LONGEST_REF = 4096
@@ -42,9 +43,7 @@ def head_of(project: str) -> str:
 
 def blob_id(content: bytes) -> str:
     """Return the object id that git gives this content."""
-    from hashlib import sha1  # slow to load: only for a suspected file that is tracked
-
-    return sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+    return hash_name("blob", content, "sha1")
 
 
 def _repository(project: str) -> tuple[_Repository, tuple[str, ...]] | None:
@@ -128,11 +127,7 @@ class _Repository:
             if os.path.isfile(place):
                 return _line(place)
         packed = os.path.join(self._shared, "packed-refs")
-        for line in _content(packed).splitlines() if os.path.isfile(packed) else ():
-            object_id, _, rest = line.partition(b" ")
-            if rest == os.fsencode(name):
-                return object_id.decode("ascii", "replace")
-        return ""
+        return read_packed(_content(packed)).get(name, "") if os.path.isfile(packed) else ""
 
     def _object(self, object_id: str, kind: str) -> bytes:
         try:

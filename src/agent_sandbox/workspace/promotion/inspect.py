@@ -15,11 +15,12 @@ from contextlib import suppress
 
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, field, replace
 from agent_sandbox.policy.paths import Beneath, Tree, ancestors, contains
-from agent_sandbox.workspace import beneath, git_settings
+from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.aliases import LinkedNames
 from agent_sandbox.workspace.beneath import walk
 from agent_sandbox.workspace.changes import Change, ChangeSet, Contents
 from agent_sandbox.workspace.dependencies import Manifests
+from agent_sandbox.workspace.git import settings
 from agent_sandbox.workspace.nodes import EntryType, Node
 from agent_sandbox.workspace.promotion.plan import Expected, relative, seen_from, split
 from agent_sandbox.workspace.promotion.target import Surprise, TargetTree
@@ -174,7 +175,7 @@ class _GitSettings:
         self._directories: set[str] = set()  # of which the entries right in them count
         self._trees: set[str] = set()
         for worktree in _worktrees(changes, project):
-            for named in git_settings.named_paths(worktree, home=home):
+            for named in settings.named_paths(worktree, home=home):
                 if not contains(project, named.path):
                     continue
                 end = linked.follow(named.path)
@@ -298,9 +299,9 @@ class NewTree:
         try:
             entries = beneath.names(fd, limit=limit)
             if entries.get(".git") == stat.S_IFREG:
-                self.repositories.add(git_settings.git_directory(directory))
+                self.repositories.add(settings.git_directory(directory))
             if "commondir" in entries and "HEAD" in entries:
-                self.repositories.add(git_settings.common_directory(directory))
+                self.repositories.add(settings.common_directory(directory))
             for name, kind in entries.items():
                 path = os.path.join(directory, name)
                 if kind == 0 and path not in self._after:
