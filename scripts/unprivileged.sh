@@ -45,8 +45,13 @@ unused_id() {
 uid=$(unused_id)
 # Not below /tmp: a sandbox has a /tmp of its own, so a project there would be invisible in it.
 top=$(mktemp --directory /var/tmp/agent-sandbox-unprivileged.XXXXXX)
-# Whatever is still running as this user can only have come from here.
-leftovers() { find /proc -maxdepth 1 -name '[0-9]*' -uid "$uid" -printf '%f\n' 2>/dev/null || true; }
+# Whatever is still running as this user can only have come from here. One that has ended (Z) only waits for the machine's init to take note.
+leftovers() {
+    local pid
+    for pid in $(find /proc -maxdepth 1 -name '[0-9]*' -uid "$uid" -printf '%f\n' 2>/dev/null); do
+        if ! grep -qs '^State:[[:space:]]*Z' "/proc/$pid/status" && [ -e "/proc/$pid" ]; then printf '%s\n' "$pid"; fi
+    done
+}
 clean_up() {
     local pid
     for pid in $(leftovers); do kill -KILL "$pid" 2>/dev/null || true; done
