@@ -65,11 +65,15 @@ def content_digest(change: Change, contents: Contents) -> str:
     fd = contents.open_file(change)
     try:
         digest, at = hashlib.sha256(), 0
-        while piece := os.pread(fd, min(_CHUNK, size + 1 - at), at):
+        while at <= size:
+            asked = min(_CHUNK, size + 1 - at)
+            piece = os.pread(fd, asked, at)
             digest.update(piece)
             at += len(piece)
             if at > size:
                 raise OSError(errno.ESTALE, "it has changed since its size was read", change.path)
+            if len(piece) < asked:
+                break  # the end of the file
         return digest.hexdigest()
     finally:
         os.close(fd)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Literal
 
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, replace
@@ -136,11 +137,19 @@ def show(options: ShowOptions, material: Material, write: Callable[[bytes], obje
     if options.form == "patch":
         return patch(material, write, console)
     painter = Painter(Style.of_stdout().colours)
-    for row in rows(options, material, columns=_columns(), words=painter.colours):
-        write(f"{painter.line(row)}\n".encode())
+    _write_lines(map(painter.line, rows(options, material, columns=_columns(), words=painter.colours)), write)
     for words in history if options.form != "name-only" else ():
         write(f"{painter.line(ours(HEADING, f'# {words}'))}\n".encode())
     return True
+
+
+def _write_lines(lines: Iterator[str], write: Callable[[bytes], object]) -> None:
+    """Write lines, many at a time: a call of the kernel for each of 400,000 lines takes seconds. The first lines are written soon."""
+    most = 1
+    while batch := list(islice(lines, most)):
+        batch.append("")
+        write("\n".join(batch).encode())
+        most = min(2 * most, _BATCH)
 
 
 def rows(show: ShowOptions, material: Material, *, columns: int, words: bool) -> Iterator[Row]:
@@ -157,7 +166,7 @@ def rows(show: ShowOptions, material: Material, *, columns: int, words: bool) ->
                 if show.form == "side-by-side":
                     yield from side_by_side(preview, columns, relative_to=material.project, limits=material.limits, words=words)
                 else:
-                    yield from unified(preview, relative_to=material.project, limits=material.limits, words=words)
+                    yield from unified(preview, relative_to=material.project, limits=material.limits, words=words, blocks=not words)
                 if change.inside and not material.everything:
                     yield ours(WARNING, "\\ its contents are listed with --all")
 
@@ -203,6 +212,7 @@ def listed(change: Change) -> Row:
     return ours(FACT, f"{LETTERS[change.kind]} {named(change.path)}{more}{renamed}{hidden}")
 
 
+_BATCH = 500  # lines that are written at a time
 _COLUMNS = 120  # where there is no terminal to ask
 _NAMED = 10  # entries that a patch lacks, one by one
 _MOST_ENTRIES = 1_000_000  # of a deleted directory: a git patch must name each
