@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -19,6 +20,7 @@ from agent_sandbox.cli.render import pager
 from agent_sandbox.cli.render.changes import ShownChange, check_patterns, choice_of, gather, refuse_on_a_terminal, show
 from agent_sandbox.cli.render.colours import Painter
 from agent_sandbox.cli.render.messages import Console, Style, remark, shown
+from agent_sandbox.cli.render.progress import progress_of
 from agent_sandbox.cli.render.protection import path_remarks, remarked
 from agent_sandbox.cli.results import OMITTED, Omitted, PathFacts, PathName, PathRemarks, VerbResult
 from agent_sandbox.engine.promote import Wanted, with_history
@@ -100,10 +102,14 @@ def diff(options: CommandOptions, console: Console) -> VerbResult:
     wanted = Wanted(choice_of(view.only, project), system=view.everything, caches=view.everything)
     hashed = view.form not in ("name-only", "patch")
     stored, policy = Stored(sandbox.state), policy_of(options.policy, sandbox.project)
-    with object_runtime() as runtime, reviewed(stored, policy, wanted, runtime, hashed=hashed) as review:
-        material = gather(view, project, review.everything, review.contents, review.former, review.digests)
+    with object_runtime() as runtime, progress_of(console) as progress, ExitStack() as ends:
+        review = ends.enter_context(reviewed(stored, policy, replace(wanted, progress=progress), runtime, hashed=hashed))
+        material = gather(view, project, review.everything, review.contents, review.former, review.digests, progress)
+        progress.begin("judging the changes")
         protection = _judged(ChangeSet(material.files.project), review, project, policy)
         result = replace(result, git=review.words, protected=_by_kind(protection), remarks=path_remarks(protection.remarks))
+        if sys.stdout.isatty() and view.form != "stat":
+            progress.end()
         with pager.output(paged=view.pager) as write:  # a reader who quits early is no failure
             _begin(view, write, result)
             result = result if show(view, material, write, console, review.words) else replace(result, problem="incomplete")

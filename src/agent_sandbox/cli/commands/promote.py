@@ -16,6 +16,7 @@ from agent_sandbox.cli.render import pager
 from agent_sandbox.cli.render.changes import check_patterns, gather, show
 from agent_sandbox.cli.render.colours import Painter
 from agent_sandbox.cli.render.messages import Console, Style, counted, remark, reset_terminal, say, shown
+from agent_sandbox.cli.render.progress import progress_of
 from agent_sandbox.cli.render.protection import path_remarks, remarked
 from agent_sandbox.cli.results import (
     OMITTED,
@@ -121,7 +122,8 @@ def promote(options: PromoteOptions, console: Console) -> PromoteResult:
     try:
         stored = Stored(sandbox.state)
         recover(stored, gate)
-        return _promote(options, sandbox, stored, gate, wanted, console)
+        with progress_of(console) as progress:
+            return _promote(options, sandbox, stored, gate, replace(wanted, progress=progress), console)
     finally:
         gate.end()
 
@@ -136,6 +138,7 @@ def _promote(
 ) -> PromoteResult:
     with object_runtime() as runtime, proposed(stored, gate.policy, wanted, runtime) as proposal:
         plan = proposal.plan()
+        wanted.progress.end()
         mark, shown_before = ReviewMark.of(stored.state), ReviewMark.recall(stored.state)
         since = mark.since(shown_before) if shown_before is not None else ""
         if console.shows:
@@ -153,6 +156,7 @@ def _promote(
         if agreed is None:
             return _result(proposal, plan, since, "not-approved", f"not promoted: {NEEDS_YES}")
         done = carry_out(agreed, stored, gate, details=lambda: diff_for_approver(agreed))
+        wanted.progress.end()
         if console.shows and os.isatty(1):  # the layers are other ones now, and hold nothing that was not shown before
             ReviewMark.of(stored.state).remember(stored.state)
     if done.note:
@@ -172,7 +176,8 @@ def undo(options: PromoteOptions, console: Console) -> VerbResult:
             when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(journal.facts().get("started", 0.0))))
             if not console.says_yes(f"Take back promotion {journal.number} of {when}?"):
                 return DeclinedResult("undo", NOT_APPROVED)
-        done = take_back(stored, gate)
+        with progress_of(console) as progress:
+            done = take_back(stored, gate, progress)
         if done.note:
             remark(done.note)
         now_in = None if done.snapshot else _snapshot_with_changes(stored, done)
@@ -210,7 +215,14 @@ def _show(proposal: PromotionProposal, plan: Plan, project: str, console: Consol
     summary = ShowOptions(form="stat", everything=True)
     if proposal.changes:
         reset_terminal()
-        material = gather(summary, proposal.root, proposal.changes, proposal.contents, digests=proposal.hashes.by_path())
+        material = gather(
+            summary,
+            proposal.root,
+            proposal.changes,
+            proposal.contents,
+            digests=proposal.hashes.by_path(),
+            progress=proposal.wanted.progress,
+        )
         show(summary, material, sys.stdout.buffer.write, console, proposal.history.words)
         sys.stdout.flush()
         if proposal.digest and not plan.refused:

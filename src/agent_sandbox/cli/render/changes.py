@@ -49,6 +49,7 @@ from agent_sandbox.workspace.diff.formats import (
 )
 from agent_sandbox.workspace.diff.patch import NotInPatch, write_patch
 from agent_sandbox.workspace.escape import named
+from agent_sandbox.workspace.progress import NO_PROGRESS, Progress
 
 if TYPE_CHECKING:
     from agent_sandbox.engine.simulation.risk import Risk
@@ -68,9 +69,11 @@ class Material:
     limits: DiffLimits
     effort: Effort
     digests: Mapping[str, str]  # of new content, as far as they are known, by path
+    progress: Progress = NO_PROGRESS
 
     def preview(self, change: Change) -> Preview:
         """Compare the old and new content of a change. For a path that was renamed, give the new path instead."""
+        self.progress.advance(files=1)
         if change.kind is Kind.DELETED and change.path in self.renamed:
             return Preview(change, (*facts(change), f"renamed to {named(self.renamed[change.path])}"))
         return compare(change, self.contents, self.former, limits=self.limits, effort=self.effort, digests=self.digests)
@@ -92,6 +95,7 @@ def gather(
     contents: Contents,
     former: FormerContents | None = None,
     digests: Mapping[str, str] | None = None,
+    progress: Progress = NO_PROGRESS,
 ) -> Material:
     """Select the changes to show with these options. `former` supplies their old content; without it, the machine's present files do.
 
@@ -107,7 +111,7 @@ def gather(
     in_full = (*files.project, *files.elsewhere, *files.noise) if everything else files.project
     renamed = {change.renamed_from: change.path for change in in_full if change.renamed_from}
     limits, machine = EVERYTHING if everything else DEFAULT, MachineFiles()
-    return Material(project, files, contents, former or machine, renamed, machine, everything, limits, Effort(), digests or {})
+    return Material(project, files, contents, former or machine, renamed, machine, everything, limits, Effort(), digests or {}, progress)
 
 
 def choice_of(patterns: tuple[str, ...], project: str) -> Callable[[Change], bool]:
@@ -129,6 +133,8 @@ def show(options: ShowOptions, material: Material, write: Callable[[bytes], obje
 
     `history` are sentences about commits and branches. They are written in the formats for people, except for names alone.
     """
+    if options.form != "stat" and sys.stdout.isatty():  # the diff itself shows how far it is
+        material = replace(material, progress=NO_PROGRESS)
     if options.form == "json":
         from agent_sandbox.cli.render.json import write_changes  # only with --json
 
@@ -160,6 +166,8 @@ def rows(show: ShowOptions, material: Material, *, columns: int, words: bool) ->
         return _sections(material, lambda changes: _summary(material, changes, columns))
 
     def in_full(changes: Iterable[Change]) -> Iterator[Row]:
+        changes = tuple(changes)
+        material.progress.begin("comparing", len(changes))
         for whole in changes:
             for change in material.one_by_one(whole):
                 preview = material.preview(change)
@@ -188,7 +196,10 @@ def _sections(material: Material, in_full: Callable[[Iterable[Change]], Iterator
 
 
 def _summary(material: Material, changes: Iterable[Change], columns: int) -> Iterator[Row]:
+    changes = tuple(changes)
+    material.progress.begin("comparing", len(changes))
     files = [measured(material.preview(each), material.name(each)) for change in changes for each in material.one_by_one(change)]
+    material.progress.end()
     return summary(files, columns)
 
 
