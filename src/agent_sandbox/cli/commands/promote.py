@@ -46,6 +46,7 @@ from agent_sandbox.workspace.stored_sandbox import Stored
 if TYPE_CHECKING:
     from typing import Literal
 
+    from agent_sandbox.workspace.promotion.journal import Journal
     from agent_sandbox.workspace.promotion.plan import Plan
 
 NOT_APPROVED = 3
@@ -173,8 +174,7 @@ def undo(options: PromoteOptions, console: Console) -> VerbResult:
         recover(stored, gate)
         journal = last(sandbox.state.promotions)
         if journal is not None and not options.yes and console.asks:
-            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(journal.facts().get("started", 0.0))))
-            if not console.says_yes(f"Take back promotion {journal.number} of {when}?"):
+            if not console.says_yes(f"Take back promotion {journal.number}{_begun(journal)}?"):
                 return DeclinedResult("undo", NOT_APPROVED)
         with progress_of(console) as progress:
             done = take_back(stored, gate, progress)
@@ -185,6 +185,12 @@ def undo(options: PromoteOptions, console: Console) -> VerbResult:
         return UndoResult(promotion_facts(done), PathName(root), now_in)
     finally:
         gate.end()
+
+
+def _begun(journal: Journal) -> str:
+    """Return when a promotion was begun, for a question; "" if its record does not tell."""
+    started = journal.facts().get("started")
+    return f" of {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(started))}" if isinstance(started, float) and started > 0 else ""
 
 
 def _nothing(proposal: PromotionProposal) -> str:

@@ -299,7 +299,7 @@ class NewTree:
 
     def _list(self, directory: str, limit: int, links: dict[str, str]) -> dict[str, int]:
         """Return the names in a real directory, with their types, and add its links to `links`. Raises `TooMany` above the limit."""
-        below = relative(directory, self._root)
+        below = self._below(directory)
         fd = beneath.open_directory(self._anchor.root, below) if below else os.open(".", _LISTING, dir_fd=self._anchor.root)
         try:
             entries = beneath.names(fd, limit=limit)
@@ -357,8 +357,13 @@ class NewTree:
         return before, after
 
     def _place(self, path: str) -> tuple[int, str]:
-        parent, name = split(relative(path, self._root))
+        """Return a descriptor of the real directory of a path, and the name in it. A name that is too long exists nowhere: OSError."""
+        parent, name = split(self._below(path))
         return self._anchor.directory(parent), name
+
+    def _below(self, path: str) -> str:
+        """Return a path below the root relative to it. Unlike `relative` it takes any length: a real tree may be deeper than PATH_MAX."""
+        return path[len(self._root.rstrip("/")) :].removeprefix("/")
 
 
 def _text(opened: Callable[[], int], largest: int) -> bytes:
