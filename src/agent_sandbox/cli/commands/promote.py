@@ -173,9 +173,9 @@ def undo(options: PromoteOptions, console: Console) -> VerbResult:
         stored = Stored(sandbox.state)
         recover(stored, gate)
         journal = last(sandbox.state.promotions)
-        if journal is not None and not options.yes and console.asks:
-            if not console.says_yes(f"Take back promotion {journal.number}{_begun(journal)}?"):
-                return DeclinedResult("undo", NOT_APPROVED)
+        asks = not options.yes and console.asks
+        if asks and journal is not None and not console.says_yes(f"Take back promotion {journal.number}{_begun(journal)}?"):
+            return DeclinedResult("undo", NOT_APPROVED)
         with progress_of(console) as progress:
             done = take_back(stored, gate, progress)
         if done.note:
