@@ -314,12 +314,26 @@ def _say_who_has_it(busy: Busy) -> None:
     remark(f"{busy.message}; waiting for it")
 
 
+def _foreign(project: str) -> str:
+    """Return a warning if root runs the sandbox in another user's project; "" if not. Root in a sandbox has no power over others' files."""
+    status = os.stat(project)
+    by_group = status.st_gid == 0 and status.st_mode & 0o020
+    if os.geteuid() != 0 or status.st_uid == 0 or by_group or status.st_mode & 0o002:
+        return ""
+    return (
+        f"the project belongs to user {status.st_uid}, and root in a sandbox cannot write it; run this as that user: "
+        f"sudo -u '#{status.st_uid}' agent-sandbox …, or give the project to root: chown -R 0 {project}"
+    )
+
+
 def _warn_about(opening: Opening) -> None:
     project = opening.project
     if project.remote:
         remark(f"the project is on {project.fstype}: a {project.remote} filesystem may behave differently from a local one")
     for leftover in opening.sandbox.leftovers if opening.sandbox else ():
         remark(f"could not be removed: {leftover}")
+    if foreign := _foreign(project.path):
+        remark(foreign)
 
 
 def say_how_it_ended(refused: str | None, reason: ExitReason, limits_hit: tuple[str, ...]) -> None:
