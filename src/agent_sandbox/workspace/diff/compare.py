@@ -484,11 +484,6 @@ class Window:
     old_left: int = 0
     new_left: int = 0
 
-    def __init__(self, old: bytes, new: bytes, start: int = 0, lines: int = 0, old_left: int = 0, new_left: int = 0) -> None:
-        values = self.__dict__
-        values["old"], values["new"], values["start"], values["lines"] = old, new, start, lines
-        values["old_left"], values["new_left"] = old_left, new_left
-
     @property
     def first_difference(self) -> int:
         """The offset of the first byte at which the files differ or one of them ends."""
