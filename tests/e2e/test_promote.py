@@ -30,9 +30,9 @@ def test_nothing_is_carried_over_unless_somebody_says_yes(changed: Shell) -> Non
     assert (changed.cwd / "keep.txt").read_text() == "one\ntwo\nthree\n" and (changed.cwd / "new.txt").read_text() == "new\n"
     assert changed("promote", "--yes").returncode == 0
     assert "nothing to promote" in words(changed("promote", "--yes"))
-    assert changed("undo").returncode == 0
+    assert changed("undo", "--yes").returncode == 0
     assert (changed.cwd / "keep.txt").read_text() == "one\ntwo\n" and not (changed.cwd / "new.txt").exists()
-    nothing = changed("undo")
+    nothing = changed("undo", "--yes")
     assert nothing.returncode == 125 and "no promotion to take back" in words(nothing)
 
 
@@ -141,7 +141,7 @@ def test_a_file_takes_the_new_directories_along_that_it_is_in(shell: Shell) -> N
     assert shell.json("status")["changes"]["project"] == 2
     assert shell("run", "cat a/b/wanted a/b/other a/third").stdout == b"1\n2\n3\n"
     assert shell("promote", "--yes").returncode == 0 and (shell.cwd / "a" / "third").exists()
-    assert shell("undo").returncode == 0 and shell("undo").returncode == 0
+    assert shell("undo", "--yes").returncode == 0 and shell("undo", "--yes").returncode == 0
     assert not (shell.cwd / "a").exists()
 
 
@@ -157,11 +157,11 @@ def test_a_secret_that_was_hidden_is_not_replaced_and_that_is_said_once(shell: S
 
 
 def test_what_we_did_ourselves_is_not_told_as_drift(changed: Shell) -> None:
-    for line in (("promote", "--yes"), ("undo",)):
+    for line in (("promote", "--yes"), ("undo", "--yes")):
         assert changed(*line).returncode == 0
         assert changed.json("status")["drift"]["moved"] == []
     assert changed("promote", "--yes").returncode == 0 and changed("run", "echo later > later").returncode == 0
-    undone = changed("undo")
+    undone = changed("undo", "--yes")
     assert undone.returncode == 0 and "agent-sandbox rollback" in words(undone)
     number = words(undone).split()[-1]
     assert changed("rollback", number).returncode == 0
@@ -184,7 +184,7 @@ def test_a_state_directory_without_room_for_the_old_files_is_refused_before_anyt
         assert (shell.cwd / "big").stat().st_size == 8 << 20
         (small / "fill").unlink()
         assert there("promote", "--yes").returncode == 0 and (shell.cwd / "big").read_text() == "little\n"
-        assert there("undo").returncode == 0 and (shell.cwd / "big").stat().st_size == 8 << 20
+        assert there("undo", "--yes").returncode == 0 and (shell.cwd / "big").stat().st_size == 8 << 20
     finally:
         subprocess.run(["umount", "-l", small], check=True)
 

@@ -253,9 +253,15 @@ expected; then nothing was changed.""",
         "take the last promotion back",
         ("--yes", "--capability"),
         details="""All files are as they were before, and the changes are in the sandbox again if nothing has run there since.
-It is refused if one of these files has changed since.""",
+It is refused if one of these files has changed since. On a terminal it asks first; without one it needs --yes, and exits
+with 3.""",
     ),
-    "reset": Verb("reset [--yes]", "forget everything the sandbox changed", ("--yes",), details="On a terminal it asks first."),
+    "reset": Verb(
+        "reset [--yes]",
+        "forget everything the sandbox changed",
+        ("--yes",),
+        details="On a terminal it asks first. Without one it needs --yes; else it forgets nothing, and exits with 3.",
+    ),
     "snapshot": Verb(
         "snapshot [LABEL]",
         "save the sandbox's state, to go back to",
@@ -271,10 +277,11 @@ changes are copied. There is no snapshot while a run goes on.""",
 last, so nothing is lost. The machine itself is not touched.""",
     ),
     "snapshots": Verb(
-        "snapshots [--forget SNAPSHOT]",
+        "snapshots [--forget SNAPSHOT [--yes]]",
         "list the snapshots as a tree, or forget one",
-        ("--forget",),
-        details="Forgetting a snapshot frees what only it needed. The sandbox and other snapshots stay as they are.",
+        ("--forget", "--yes"),
+        details="""Forgetting a snapshot frees what only it needed. The sandbox and other snapshots stay as they are. On a terminal it asks
+first; without one it needs --yes, and exits with 3.""",
     ),
     "policy": Verb(
         'policy explain | lint | schema | policy test "COMMAND" | policy learn [OPTION…] "COMMAND"… | policy learn -- PROGRAM [ARGUMENT…]',

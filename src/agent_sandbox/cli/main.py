@@ -133,7 +133,7 @@ def _result(request: Request, console: Console) -> VerbResult:
         case "snapshots":
             from agent_sandbox.cli.commands.snapshots import snapshots
 
-            return snapshots(options.SandboxOptions.read(request))
+            return snapshots(options.SandboxOptions.read(request), console)
         case "log":
             return _log(request)
         case "approve" | "deny":

@@ -18,8 +18,8 @@ from agent_sandbox.cli.render.colours import Painter
 from agent_sandbox.cli.render.messages import Console, Style, counted, remark, reset_terminal, say, shown
 from agent_sandbox.cli.render.protection import path_remarks, remarked
 from agent_sandbox.cli.results import (
+    NOT_APPROVED,
     OMITTED,
-    DeclinedResult,
     Omitted,
     PathFacts,
     PathName,
@@ -27,6 +27,7 @@ from agent_sandbox.cli.results import (
     PathRemarks,
     PromotionFacts,
     VerbResult,
+    declined,
 )
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.promote import CarriedOver, PromotionProposal, Wanted, carry_out, proposed, refuse_unexpected, take_back
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
 
     from agent_sandbox.workspace.promotion.plan import Plan
 
-NOT_APPROVED = 3
 NEEDS_YES = "needs --yes (and --approve KIND for each protected kind)"
 _LISTED = 10  # paths under one heading; --json has all
 
@@ -161,17 +161,17 @@ def _promote(
 
 
 def undo(options: PromoteOptions, console: Console) -> VerbResult:
-    """Undo the last promotion."""
+    """Undo the last promotion. At a terminal, ask first; elsewhere --yes is needed, because real files are replaced."""
     sandbox = current(options.project)
     gate = _gate(options, sandbox)
     try:
         stored = Stored(sandbox.state)
         recover(stored, gate)
         journal = last(sandbox.state.promotions)
-        if journal is not None and not options.yes and console.asks:
+        if journal is not None:
             when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(journal.facts().get("started", 0.0))))
-            if not console.says_yes(f"Take back promotion {journal.number} of {when}?"):
-                return DeclinedResult("undo", NOT_APPROVED)
+            if no := declined("undo", f"Take back promotion {journal.number} of {when}?", console, yes=options.yes):
+                return no
         done = take_back(stored, gate)
         if done.note:
             remark(done.note)

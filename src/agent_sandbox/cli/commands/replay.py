@@ -71,7 +71,7 @@ def replay(options: ReplayOptions) -> ReplayResult:
     recorder = Recorder(Work(what, env, cwd=cwd, stdin=stdin, seed=record.seed, collect=False), salt=record.salt)
     try:
         # The project is the same as in the recorded run. Without it, the view would not show a project below /tmp.
-        project = project_of(options.project, cwd).path if policy.files.read else None
+        project = project_of(options.project, cwd, throw_away=True).path if policy.files.read else None
         outcome = here().session(here().gate(policy), runtimes, project=project).run(recorder.work)
     finally:
         here().wasm().close(leaving=True)
