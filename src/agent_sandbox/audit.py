@@ -70,6 +70,10 @@ class AuditLog:
         *,
         level: AuditLevel = AuditLevel.DEBUG,
     ) -> None:
+        if max_entries is not None and not isinstance(max_entries, int):
+            raise TypeError(f"max_entries must be a number of entries, not {max_entries!r:.60}: write AuditLog(max_entries=10_000)")
+        if not isinstance(level, AuditLevel):
+            raise TypeError(f"level must be an AuditLevel, not {level!r:.60}: write level=AuditLevel.DEBUG")
         self._on_entry = on_entry
         self._level = level
         self._lock = threading.Lock()

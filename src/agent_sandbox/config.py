@@ -255,6 +255,13 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
     return dict(variables)
 
 
+def check_type(name: str, value: object, kind: type, write: str) -> None:
+    """Raise TypeError unless an argument is of this type. `write` is the right spelling, which the message ends with."""
+    if not isinstance(value, kind):
+        what = f"the class {value.__name__}" if isinstance(value, type) else f"{value!r:.60}"
+        raise TypeError(f"{name} must be {'an' if kind.__name__[0] in 'AEI' else 'a'} {kind.__name__}, not {what}: write {write}")
+
+
 def check_seed(seed: object) -> None:
     """Raise `PolicyError` if `seed` is not a valid seed."""
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 64:

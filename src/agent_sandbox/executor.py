@@ -13,7 +13,7 @@ from typing import Any
 
 from agent_sandbox.assembly import here
 from agent_sandbox.audit import AuditLog
-from agent_sandbox.config import PathLike, SandboxConfig, environment
+from agent_sandbox.config import PathLike, SandboxConfig, check_type, environment
 from agent_sandbox.engine.work import Code, Work, action_of
 from agent_sandbox.errors import Denied, PolicyError
 from agent_sandbox.isolation import IsolationBackend, IsolationConfig, ProcessIsolation
@@ -40,6 +40,7 @@ class ExecutionContext:
     def __post_init__(self) -> None:
         if not self.id:
             raise PolicyError("id is empty", hint='write id="task_123", or leave it out')
+        check_type("language", self.language, str, 'language="python"')
         object.__setattr__(self, "env_vars", environment(self.env_vars))
 
 
@@ -69,6 +70,12 @@ class CodeExecutor:
         dotted name or `name(`. `validate=False` turns off the early warning, never the isolation. Every execution and every refusal is in
         the ledger, and in `audit` as well. Raises `PolicyError` for permissions that cannot be enforced.
         """
+        if permissions is not None:
+            check_type("permissions", permissions, PermissionSet, "permissions=PermissionSet(…)")
+        if backend is not None:
+            check_type("backend", backend, IsolationBackend, "backend=ProcessIsolation()")
+        if audit is not None:
+            check_type("audit", audit, AuditLog, "audit=AuditLog()")
         self.permissions = permissions if permissions is not None else PermissionSet()
         self.backend = backend or ProcessIsolation()
         self.audit = audit

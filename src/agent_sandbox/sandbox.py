@@ -22,15 +22,15 @@ from agent_sandbox import policy_files, result
 from agent_sandbox._fast.values import dataclass, replace
 from agent_sandbox.assembly import here
 from agent_sandbox.audit import AuditLevel, AuditLog
-from agent_sandbox.config import SandboxConfig, check_seed
+from agent_sandbox.config import SandboxConfig, check_seed, check_type
 from agent_sandbox.engine.code_check import EarlyLook
 from agent_sandbox.engine.plan_launch import NATIVE, SCRATCH
 from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.tools import named
 from agent_sandbox.engine.work import Code, Command, Work, action_of
 from agent_sandbox.errors import Denied, PolicyError, RuntimeUnavailable, SandboxError, SandboxWarning
-from agent_sandbox.policy.action import canonical_language
-from agent_sandbox.policy.model import Guarantee, Policy, repeatable
+from agent_sandbox.policy.action import LANGUAGES, canonical_language
+from agent_sandbox.policy.model import AskRules, Guarantee, Policy, repeatable
 from agent_sandbox.policy.paths import Glob
 from agent_sandbox.result import SandboxResult, SandboxStatus
 from agent_sandbox.runtime.base import Guest
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from agent_sandbox.permissions import PermissionSet
     from agent_sandbox.policy.action import Action
     from agent_sandbox.policy.decide import Ask
-    from agent_sandbox.policy.model import AskRules
     from agent_sandbox.policy.tokens import Token
     from agent_sandbox.replays import Replay
     from agent_sandbox.session import SandboxSession
@@ -124,8 +123,11 @@ def work_of(work: str | Sequence[str] | Shell) -> Code | Command:
             return Code("python", work)
         case Shell(text=text):
             return Code("bash", text)
-        case _:
+        case Sequence() if not isinstance(work, bytes | bytearray | memoryview) and all(isinstance(word, str) for word in work):
             return Command(tuple(work))
+        case _:
+            wanted = 'Python code (a str), a program with its arguments (a list of str), or shell("…")'
+            raise TypeError(f"run takes {wanted}, not {work!r:.60}")
 
 
 def with_arguments(what: Code | Command, args: Sequence[str]) -> Code | Command:
@@ -213,6 +215,7 @@ class Sandbox:
         without one, people answer with `agent-sandbox approve`. Actions covered by `capabilities` need no approval. An answer for the
         whole run holds until this sandbox is closed. A capability is granted to a sandbox by its `name`, or by its `id` if it has no name.
         """
+        _check_arguments(config, permissions, audit, asks, name)
         chosen = replace(config or SandboxConfig(), **settings)
         self.config = chosen if permissions is None else permissions.over(chosen)
         self.id = secrets.token_hex(8)
@@ -543,6 +546,27 @@ class Sandbox:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _check_arguments(config: object, permissions: object, audit: object, asks: object, name: object) -> None:
+    """Raise TypeError for an argument of another type, with what the caller may have meant."""
+    if config is not None and not isinstance(config, SandboxConfig):
+        meant = "settings by name, as in Sandbox(timeout_seconds=10), or Sandbox(SandboxConfig(…))"
+        if isinstance(config, str):
+            language = canonical_language(config)
+            meant = f"Sandbox().execute(code, {language!r})" if language in LANGUAGES else f"Sandbox(runtime={config!r}), or {meant}"
+        elif isinstance(config, Mapping):
+            meant = "Sandbox(**settings)"
+        check_type("config", config, SandboxConfig, meant)
+    if permissions is not None:
+        from agent_sandbox.permissions import PermissionSet  # few sandboxes are given one
+
+        check_type("permissions", permissions, PermissionSet, "permissions=PermissionSet(…)")
+    if audit is not None:
+        check_type("audit", audit, AuditLog, "audit=AuditLog()")
+    if asks is not None:
+        check_type("asks", asks, AskRules, "asks=AskRules(…)")
+    check_type("name", name, str, 'name="…"')
 
 
 def create_sandbox(timeout: float | None = 30.0, **settings: Any) -> Sandbox:

@@ -8,20 +8,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import Any, Self, Unpack
 
 from agent_sandbox import result
 from agent_sandbox._fast.values import replace
+from agent_sandbox.config import check_type
 from agent_sandbox.engine.tools import named
 from agent_sandbox.engine.turns import InterpreterTurns, Turn
 from agent_sandbox.engine.work import Code, Work
 from agent_sandbox.errors import Denied, PolicyError, SandboxError
 from agent_sandbox.result import SandboxResult, SandboxStatus
-from agent_sandbox.sandbox import CLOSING_SECONDS, ENVIRONMENT, OnOutput, Run, TextListener, TurnOptions, code_of, encoded
+from agent_sandbox.sandbox import CLOSING_SECONDS, ENVIRONMENT, OnOutput, Run, Sandbox, TextListener, TurnOptions, code_of, encoded
 from agent_sandbox.workspace.changes import ChangeSet
-
-if TYPE_CHECKING:
-    from agent_sandbox.sandbox import Sandbox
 
 
 class SandboxSession:
@@ -46,6 +44,7 @@ class SandboxSession:
         tools: object = (),
         on_output: OnOutput | None = None,
     ) -> None:
+        check_type("sandbox", sandbox, Sandbox, "Sandbox().session()")
         config = sandbox.config
         handed = {**config.toolbox, **named(tools)}
         self._sandbox = sandbox

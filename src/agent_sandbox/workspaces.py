@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from agent_sandbox import policy_files, result
 from agent_sandbox._fast.values import replace
 from agent_sandbox.assembly import here
-from agent_sandbox.config import PathLike, SandboxConfig, environment
+from agent_sandbox.config import PathLike, SandboxConfig, check_type, environment
 from agent_sandbox.engine import promote as engine_promote
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.promote import CarriedOver, PromotionProposal, Wanted
@@ -115,6 +115,8 @@ class Workspace:
         apply, too. `approver` and `capabilities` approve actions as for a `Sandbox`. Raises `PolicyError` for a missing directory, and for
         a configuration that allows no writing.
         """
+        if config is not None:
+            check_type("config", config, SandboxConfig, "config=SandboxConfig(…)")
         place = find_project(os.fsdecode(project), home=here().host.home, explicit=True)
 
         def search() -> tuple[Mask, ...]:
