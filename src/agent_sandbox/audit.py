@@ -70,7 +70,8 @@ class AuditLog:
         *,
         level: AuditLevel = AuditLevel.DEBUG,
     ) -> None:
-        if max_entries is not None and not isinstance(max_entries, int):
+        given: object = max_entries
+        if given is not None and not isinstance(given, int):
             raise TypeError(f"max_entries must be a number of entries, not {max_entries!r:.60}: write AuditLog(max_entries=10_000)")
         if not isinstance(level, AuditLevel):
             raise TypeError(f"level must be an AuditLevel, not {level!r:.60}: write level=AuditLevel.DEBUG")

@@ -77,9 +77,10 @@ def test_run_takes_code_words_or_a_command_line(work: Any) -> None:
 def test_no_public_constructor_answers_a_word_with_an_attribute_error() -> None:
     """Every class that a program can import, with one word that it does not expect: accepted, or refused as a type or a policy error."""
     for name in agent_sandbox.__all__:
-        made: Any = getattr(agent_sandbox, name)
+        made = getattr(agent_sandbox, name)
         if isinstance(made, type) and not issubclass(made, BaseException | Warning):
+            make: Callable[[str], object] = made
             try:
-                made("nonsense")
+                make("nonsense")
             except (TypeError, ValueError, agent_sandbox.PolicyError):
                 continue
