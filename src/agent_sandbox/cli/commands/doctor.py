@@ -8,8 +8,9 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
+from agent_sandbox._fast.values import replace
 from agent_sandbox.assembly import here
-from agent_sandbox.cli.remedies import CheckRow, DoctorResult, Situation, idmapping_remedy, remedy
+from agent_sandbox.cli.remedies import OWN_PROC, CheckRow, DoctorResult, Situation, idmapping_remedy, remedy
 from agent_sandbox.cli.render.messages import human_size
 from agent_sandbox.engine.plan_launch import NATIVE, tools
 from agent_sandbox.engine.retry import on_a_plan_that_holds
@@ -149,7 +150,7 @@ def doctor() -> DoctorResult:
 
 def examine(here: Situation) -> list[CheckRow]:
     """Run all checks of this machine, and return one row for each."""
-    cure = remedy(here)
+    cure = remedy(here, namespaces_work=probes.user_namespace().worked)
     tries: list[tuple[str, Callable[[], Trial], str, str]] = [
         ("user namespaces", probes.user_namespace, "rights of its own, none over the machine", cure),
         ("namespaces", probes.own_namespaces, "own processes, no network", cure),
@@ -166,12 +167,21 @@ def examine(here: Situation) -> list[CheckRow]:
     if here.root:
         tries.insert(5, ("idmapped mounts", probes.idmapped_root, "never the machine's root", idmapping_remedy(here)))
     rows = [_required(name, try_out(), gives, what_to_do) for name, try_out, gives, what_to_do in tries]
+    if next(row for row in rows if row.name == "a run").status == "ok":
+        rows = [_shared_proc(row) if row.name == "own /proc" else row for row in rows]
+    else:  # a kept run fails for the same reason
+        rows = [replace(row, remedy=cure) if row.name == "a kept run" and cure and row.status != "ok" else row for row in rows]
     images = [_images(here)] if here.root else []
     return [*rows, *images, _landlock(), _control_groups(), *(_interpreter(language) for language in LANGUAGES), _wasm()]
 
 
 def _required(name: str, trial: Trial, gives: str, what_to_do: str) -> CheckRow:
     return CheckRow(name, "ok" if trial.worked else "missing", gives, trial.said, "" if trial.worked else what_to_do)
+
+
+def _shared_proc(row: CheckRow) -> CheckRow:
+    """Return the row about /proc of a machine on which runs work: without a /proc of their own, they share the one around them."""
+    return row if row.status == "ok" else replace(row, status="weaker", remedy=OWN_PROC, required=False)
 
 
 def _images(here: Situation) -> CheckRow:
