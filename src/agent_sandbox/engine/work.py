@@ -10,7 +10,7 @@ from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.action import Action, RunCode, RunCommand
 from agent_sandbox.policy.decide import Allow
 from agent_sandbox.policy.paths import normalise
-from agent_sandbox.runtime.base import Exit, Interpreter, Terminal
+from agent_sandbox.runtime.base import Exit, Interpreter, ScriptFile, Terminal
 from agent_sandbox.runtime.router.model import Route
 from agent_sandbox.workspace.changes import ChangeSet, Contents
 
@@ -24,11 +24,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Code:
-    """Source code in a language, given by its canonical name."""
+    """Source code in a language, given by its canonical name. `file` is the file that Python code was read from, if there is one."""
 
     language: str
     source: str
     arguments: tuple[str, ...] = ()
+    file: ScriptFile | None = None
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,10 @@ class Work:
         from agent_sandbox.workspace.escape import visible
 
         lines = [self.what.source, *map(repr, self.what.arguments)] if isinstance(self.what, Code) else []
+        if isinstance(self.what, Code) and self.what.file is not None:  # whose modules it can import
+            lines += [
+                f"given: the file {visible(self.what.file.path)}, packages of {visible(self.what.file.environment) or 'this program'}"
+            ]
         # Escaped here: a line end in a value must not begin a line that looks like ours.
         named = [f"  {visible(name)}={visible(value)}" for name, value in shown_variables(self.env)]
         if named:

@@ -281,8 +281,10 @@ class ProcessGuest:
                 message["argv"] = list(words)
             case Script(words=words, source=source, name=name, argv=arguments):
                 message.update(argv=[*words, f"{SCRIPTS}/{name}", *arguments], file=name, source=source)
-            case PythonCode(source=source, argv=arguments):
+            case PythonCode(source=source, argv=arguments, file=script):
                 message.update(file=PYTHON, source=source, arguments=list(arguments), **counted(self.launch))
+                if script is not None:
+                    message["script"] = dict(vars(script))
             case JavaScriptCode(source=source, argv=arguments):
                 message.update(file=JAVASCRIPT, source=source, arguments=list(arguments), **counted(self.launch))
             case _:
