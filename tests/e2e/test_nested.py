@@ -11,85 +11,17 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from tests.e2e.containers import CANARY, NEIGHBOUR, Container, control, made_container
 from tests.e2e.program import PROGRAM, Shell, words
-
-CANARY = "canary-1d0c77"
-USER = 60_321  # for the tests that root starts: nobody's
-CONTAINER = """
-import ctypes, os, platform, struct, sys
-from agent_sandbox.kernel import namespaces, syscalls as sc
-if os.geteuid() == 0:
-    os.setgroups([])
-    os.setresgid({user}, {user}, {user})
-    os.setresuid({user}, {user}, {user})
-    sc.prctl(sc.PR_SET_DUMPABLE, 1)  # else /proc/self belongs to root
-namespaces.enter_own_user_namespace()
-sc.unshare(sc.CLONE_NEWNS)
-sc.mount("", "/", None, sc.MS_REC | sc.MS_PRIVATE)
-for name in {covered}:
-    if os.path.exists(f"/proc/{{name}}"):
-        sc.mount("/dev/null", f"/proc/{{name}}", None, sc.MS_BIND)
-for name in {read_only}:
-    sc.mount(f"/proc/{{name}}", f"/proc/{{name}}", None, sc.MS_BIND | sc.MS_REC)
-    sc.mount("", f"/proc/{{name}}", None, sc.MS_REMOUNT | sc.MS_BIND | sc.MS_RDONLY | sc.MS_NOSUID | sc.MS_NODEV | sc.MS_NOEXEC)
-if {filtered}:
-    number = {{"x86_64": 170, "aarch64": 161}}[platform.machine()]  # sethostname
-    # Load the number; if it is this one, answer EPERM; else allow.
-    steps = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7FFF0000)]
-    text = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
-    class Program(ctypes.Structure):
-        _fields_ = [("length", ctypes.c_ushort), ("steps", ctypes.c_void_p)]
-    sc.prctl(sc.PR_SET_NO_NEW_PRIVS, 1)
-    program = Program(len(steps), ctypes.addressof(text))
-    assert ctypes.CDLL(None, use_errno=True).prctl(22, 2, ctypes.byref(program), 0, 0) == 0, ctypes.get_errno()
-os.execvp(sys.argv[1], sys.argv[1:])
-"""
-
-
-@dataclass(frozen=True)
-class Container:
-    """A place of an ordinary user in which a new /proc and sethostname are refused, or, as the control, are not."""
-
-    home: Path
-    masked: bool = True
-    environment: dict[str, str] = field(default_factory=dict)
-
-    def start(self, *line: str, **more: str) -> subprocess.Popen[bytes]:
-        covered, read_only = (("keys", "timer_list", "version", "kcore"), ("bus", "fs", "irq", "sys")) if self.masked else ((), ())
-        code = CONTAINER.format(user=USER, covered=covered, read_only=read_only, filtered=self.masked)
-        given = {"PATH": os.environ["PATH"], "HOME": str(self.home), "LANG": "C.UTF-8", **self.environment, **more}
-        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen([sys.executable, "-c", code, *line], cwd=self.home / "project", env=given, **pipes)  # type: ignore[call-overload,no-any-return]
-
-    def __call__(self, *line: str) -> subprocess.CompletedProcess[bytes]:
-        with self.start(*PROGRAM, *line) as running:
-            out, err = running.communicate(timeout=300)
-        return subprocess.CompletedProcess(line, running.returncode, out, err)
 
 
 @pytest.fixture
 def container(tmp_path: Path) -> Container:
-    if os.geteuid() == 0:
-        reached = subprocess.run([sys.executable, "-c", "import agent_sandbox"], user=USER, group=USER, capture_output=True, check=False)
-        if reached.returncode:
-            pytest.skip("needs a checkout that an ordinary user can read; scripts/unprivileged.sh makes one")
-    for place in (tmp_path / "home", tmp_path / "home" / "project"):
-        place.mkdir()
-        if os.geteuid() == 0:
-            os.chown(place, USER, USER)
-            for above in (tmp_path, *tmp_path.parents[:2]):
-                above.chmod(above.stat().st_mode | 0o011)
-    return Container(tmp_path / "home")
-
-
-def control(container: Container) -> Container:
-    """The same user without the refusals."""
-    return Container(container.home, masked=False)
+    return made_container(tmp_path)
 
 
 def test_there_a_new_proc_and_another_host_name_are_refused(container: Container) -> None:
@@ -115,34 +47,6 @@ def test_python_code_and_limits_work_there(container: Container) -> None:
     assert container("run", "--throw-away", "--memory", "100M", grows).returncode != 0
     fine = container("run", "--throw-away", "--memory", "200M", "--processes", "20", "sleep 1; echo fine")
     assert fine.stdout == b"fine\n", "the processes around it are not counted as its own"
-
-
-# A neighbour of the same user in the same container, a look at it without a sandbox, and the same look from a sandbox.
-NEIGHBOUR = """
-cat > look <<'END'
-tr '\\0' '\\n' < /proc/$1/environ | grep SECRET
-cat /proc/$1/root/$PWD/beside 2>/dev/null
-echo 500 > /proc/$1/oom_score_adj && echo WRITTEN
-[ "$2" = end ] && kill -9 $1 && echo KILLED
-echo SAW $(cat /proc/$1/comm)
-END
-echo reached > beside
-SECRET={canary} sleep 600 &
-sh look $!
-echo SANDBOXED
-{program} --quiet run --throw-away -- sh look $! end
-echo AFTERWARDS $(cat /proc/$!/comm /proc/$!/oom_score_adj)
-kill $!
-"""
-
-
-def test_the_processes_around_it_can_be_named_and_not_read_changed_or_ended(container: Container) -> None:
-    line = NEIGHBOUR.format(canary=CANARY, program=" ".join(PROGRAM))
-    with container.start("sh", "-c", line) as running:
-        out, err = running.communicate(timeout=300)
-    bare, _, sandboxed = out.decode().partition("SANDBOXED\n")
-    assert bare.splitlines() == [f"SECRET={CANARY}", "reached", "WRITTEN", "SAW sleep"], (bare, err)
-    assert sandboxed.splitlines() == ["SAW sleep", "AFTERWARDS sleep 500"], (sandboxed, err)
 
 
 def test_with_a_proc_of_its_own_a_run_does_not_even_see_them(container: Container) -> None:
