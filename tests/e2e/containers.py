@@ -6,6 +6,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -67,19 +70,24 @@ class Container:
         return subprocess.CompletedProcess(line, running.returncode, out, err)
 
 
-def made_container(tmp_path: Path) -> Container:
-    """Make one, with a home directory and a project below this directory. Skips the test if that user cannot read the checkout."""
-    if os.geteuid() == 0:
+@contextmanager
+def made_container() -> Iterator[Container]:
+    """Make one, with a home directory and a project, and remove them. Skips the test if its user cannot read the checkout.
+
+    Not below a directory of pytest's: another pytest closes that to everybody else whenever it starts.
+    """
+    root = os.geteuid() == 0
+    if root:
         reached = subprocess.run([sys.executable, "-c", "import agent_sandbox"], user=USER, group=USER, capture_output=True, check=False)
         if reached.returncode:
             pytest.skip("needs a checkout that an ordinary user can read; scripts/unprivileged.sh makes one")
-    for place in (tmp_path / "home", tmp_path / "home" / "project"):
-        place.mkdir()
-        if os.geteuid() == 0:
-            os.chown(place, USER, USER)
-            for above in (tmp_path, *tmp_path.parents[:2]):
-                above.chmod(above.stat().st_mode | 0o011)
-    return Container(tmp_path / "home")
+    with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="container") as place:
+        home = Path(place) / "home"
+        (home / "project").mkdir(parents=True)
+        for each in (Path(place), home, home / "project"):
+            if root:
+                os.chown(each, USER, USER)
+        yield Container(home)
 
 
 def control(container: Container) -> Container:

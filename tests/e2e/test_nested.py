@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
@@ -20,8 +20,9 @@ from tests.e2e.program import PROGRAM, Shell, words
 
 
 @pytest.fixture
-def container(tmp_path: Path) -> Container:
-    return made_container(tmp_path)
+def container() -> Iterator[Container]:
+    with made_container() as made:
+        yield made
 
 
 def test_there_a_new_proc_and_another_host_name_are_refused(container: Container) -> None:

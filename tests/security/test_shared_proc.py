@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from tests.e2e.containers import CANARY, NEIGHBOUR, made_container
 from tests.e2e.program import PROGRAM
 from tests.security.conftest import Tell
@@ -11,10 +9,10 @@ from tests.security.harness import case
 
 
 @case(340)
-def test_the_processes_around_it_can_be_named_and_not_read_changed_or_ended(number: int, tmp_path: Path, tell: Tell) -> None:
+def test_the_processes_around_it_can_be_named_and_not_read_changed_or_ended(number: int, tell: Tell) -> None:
     """A neighbour of the same user, in the same container: its environment, its files, its settings, its life."""
     line = NEIGHBOUR.format(canary=CANARY, program=" ".join(PROGRAM))
-    with made_container(tmp_path).start("sh", "-c", line) as running:
+    with made_container() as container, container.start("sh", "-c", line) as running:
         out, err = running.communicate(timeout=300)
     bare, _, sandboxed = out.decode().partition("SANDBOXED\n")
     assert bare.splitlines() == [f"SECRET={CANARY}", "reached", "WRITTEN", "SAW sleep"], (bare, err)

@@ -31,7 +31,8 @@ from agent_sandbox.workspace.store import Store
 from agent_sandbox.workspace.view.plan import MachineFacts, plan_view
 
 LITTLE_SPACE = 64 * MIB
-_SHELL = ("/bin/sh", "-c", "echo works; : > /var/tmp/agent-sandbox-probe")
+# A name that nobody has: a file of somebody else's could not be written to, and that would say nothing about sandboxes.
+_SHELL = ("/bin/sh", "-c", f"echo works; : > /var/tmp/agent-sandbox-probe-{os.urandom(8).hex()}")
 
 
 def throw_away() -> Trial:
