@@ -18,7 +18,7 @@ from tests.e2e.program import Shell
 from tests.patience import until
 
 SCHEMAS = Path(__file__).resolve().parents[2] / "docs" / "schemas"
-NOT_PRINTED = {"declined", "interrupted"}  # after an answer at a terminal; after a signal
+NOT_PRINTED = {"interrupted"}  # after a signal
 NOT_EVERYWHERE = {"log-checkpoint", "policy-learn"}  # where the extra or the observer is missing, they are refused
 ELSEWHERE = {"replay", "setup", "verify"}  # in the other tests
 ALSO_TYPED = {"simulate", "apply"}  # the same verbs as sim and promote
