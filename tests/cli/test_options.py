@@ -7,9 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from agent_sandbox.cli.options import (
-    ApproveOptions,
     CommandOptions,
-    GrantOptions,
     PromoteOptions,
     ShowOptions,
     read_count,
@@ -17,6 +15,7 @@ from agent_sandbox.cli.options import (
     read_size,
 )
 from agent_sandbox.cli.parser import UsageError, parse
+from agent_sandbox.cli.permission_options import ApproveOptions, GrantOptions
 from agent_sandbox.errors import PolicyError
 
 

@@ -176,7 +176,8 @@ def session_for(options: CommandOptions, console: Console, runtimes: Runtimes, o
         from agent_sandbox.cli import elevation
 
         lifted = elevation.lifted(policy, sandbox_id(project.path))
-    name = sandbox.state.id if sandbox else "simulation" if options.simulate else ""
+    # A throw-away clone is recorded under its project's sandbox, so that `log` can tell projects apart.
+    name = sandbox.state.id if sandbox else f"{sandbox_id(project.path)}/{'simulation' if options.simulate else 'throw-away'}"
     gate = gate_for(lifted.policy if lifted else policy, project, name, capabilities=options.capabilities)
     session = here().session(
         gate,

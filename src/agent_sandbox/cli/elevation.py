@@ -10,7 +10,8 @@ from agent_sandbox import policy_files
 from agent_sandbox._fast.values import dataclass
 from agent_sandbox.assembly import here, words_that_count
 from agent_sandbox.cli.context import policy_of, project_of
-from agent_sandbox.cli.options import CommandOptions, ElevationOptions
+from agent_sandbox.cli.options import CommandOptions
+from agent_sandbox.cli.permission_options import ElevationOptions
 from agent_sandbox.cli.render.messages import remark
 from agent_sandbox.engine.approvals.question import Question
 from agent_sandbox.engine.gate import APPROVAL_SECONDS, Refused

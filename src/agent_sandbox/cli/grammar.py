@@ -59,7 +59,7 @@ _OPTIONS = (
     Option("--no-wait", help="fail at once while another run uses the sandbox"),
     Option("--runtime", "NAME", "isolation: process, wasm (code inside WebAssembly) or auto (the cheapest that is enough)"),
     Option("--language", "NAME", "python, javascript, ruby or bash, instead of guessing", short=("-l",)),
-    Option("--all", help="show also caches, and changes elsewhere in full; revoke: everything that is granted"),
+    Option("--all", help="show also caches, and changes elsewhere in full; log: all projects; revoke: everything that is granted"),
     Option("--stat", help="show only the number of changed lines of each file"),
     Option("--side-by-side", help="show two columns, as wide as the terminal", short=("-s",)),
     Option("--patch", help="print a patch of the project for `git apply`"),
@@ -79,7 +79,7 @@ _OPTIONS = (
     Option("--since", "TIME", "only entries from then on: 2026-11-16, 2026-11-16T06:30, 30m, 2h, 7d"),
     Option("--until", "TIME", "only entries before then"),
     Option("--denied", help="only refused actions"),
-    Option("--category", "NAME", "only process, code, promotion, file, network, capability, approval, outcome or ledger"),
+    Option("--category", "NAME", "only process, code, promotion, tool, file, network, capability, approval, elevation, outcome or ledger"),
     Option("--level", "NAME", "only this level and above: debug, info, warning, error, critical"),
     Option("--sandbox", "ID", "this sandbox, by its name in the log; grant: instead of the project's"),
     Option("--grep", "WORDS", "only entries with these words"),
@@ -306,7 +306,7 @@ differently.""",
         "show and export the record of all actions, and verify that it is unchanged and complete",
         (
             *("--since", "--until", "--denied", "--category", "--level", "--sandbox", "--grep", "--limit", "--follow", "--format"),
-            *("--no-pager", "--keys", "--checkpoint", "--public-key"),
+            *("--all", "--no-pager", "--keys", "--checkpoint", "--public-key"),
         ),
         (0, 2),
         details="""  agent-sandbox log --denied --since 2h
@@ -315,7 +315,9 @@ differently.""",
   agent-sandbox log checkpoint > elsewhere/checkpoint
   agent-sandbox log verify copy-of-the-ledger --checkpoint elsewhere/checkpoint
 
-Every action is recorded before it is done, and its outcome afterwards.
+Every action is recorded before it is done, and its outcome afterwards. Without --all it shows the entries of this project;
+an export with --format holds all, unless --project names one. NO END marks an action whose end is not recorded: it was
+killed, or it still runs. It exits with 1 if entries are missing that the ledger once had.
 
 `log verify` gives two verdicts: whether entries were changed, and whether all entries are there. The second needs evidence
 from elsewhere: the anchor in the directory of the ledger's key, or a stored checkpoint. It exits with 1 if either fails.

@@ -138,16 +138,19 @@ def _result(request: Request, console: Console) -> VerbResult:
             return _log(request)
         case "approve" | "deny":
             from agent_sandbox.cli.commands.approve import approve
+            from agent_sandbox.cli.permission_options import ApproveOptions
 
-            return approve(options.ApproveOptions.read(request), console)
+            return approve(ApproveOptions.read(request), console)
         case "grant":
             from agent_sandbox.cli.commands.grant import grant
+            from agent_sandbox.cli.permission_options import GrantOptions
 
-            return grant(options.GrantOptions.read(request))
+            return grant(GrantOptions.read(request))
         case "revoke":
             from agent_sandbox.cli.commands.grant import revoke
+            from agent_sandbox.cli.permission_options import RevokeOptions
 
-            return revoke(options.RevokeOptions.read(request))
+            return revoke(RevokeOptions.read(request))
         case "capabilities":
             from agent_sandbox.cli.commands.grant import capabilities
 
@@ -179,12 +182,13 @@ def _help(request: Request) -> VerbResult:
 
 def _log(request: Request) -> VerbResult:
     from agent_sandbox.cli.commands.log import log, log_checkpoint, log_verify
+    from agent_sandbox.cli.log_options import LogOptions, LogVerifyOptions
 
     match request.words:
         case ():
-            return log(options.LogOptions.read(request))
+            return log(LogOptions.read(request))
         case ("verify", *_):
-            return log_verify(options.LogVerifyOptions.read(request))
+            return log_verify(LogVerifyOptions.read(request))
         case ("checkpoint",):
             return log_checkpoint()
         case _:

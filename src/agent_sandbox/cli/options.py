@@ -55,9 +55,9 @@ class PolicyOptions:
     def read(cls, request: Request) -> PolicyOptions:
         output = (("output_bytes", JSON_OUTPUT_BYTES),) if request.has("--json") else ()
         return cls(
-            (*_limits(request), *output),
-            _names(request, "--allow") if request.has("--allow") else None,
-            _names(request, "--deny-command"),
+            (*read_limits(request), *output),
+            read_names(request, "--allow") if request.has("--allow") else None,
+            read_names(request, "--deny-command"),
             request.values("--deny"),
             request.values("--reveal"),
             request.values("--policy"),
@@ -189,7 +189,7 @@ class ReplayOptions:
 
     @classmethod
     def read(cls, request: Request) -> ReplayOptions:
-        return cls(request.words[0], request.value("--project"), request.values("--env"), request.value("--cwd"), _limits(request))
+        return cls(request.words[0], request.value("--project"), request.values("--env"), request.value("--cwd"), read_limits(request))
 
 
 @dataclass(frozen=True)
@@ -311,172 +311,6 @@ class PolicyVerbOptions:
 
 
 @dataclass(frozen=True)
-class LogOptions:
-    """Options of `log`. `limit` is the number of newest entries; None for all. `collect` keeps the entries for the result."""
-
-    since: float | None = None
-    until: float | None = None
-    category: str = ""
-    level: str = ""
-    sandbox: str = ""
-    denied: bool = False
-    words: str = ""
-    limit: int | None = None
-    form: str | None = None
-    follow: bool = False
-    pager: bool = False
-    collect: bool = False
-
-    @classmethod
-    def read(cls, request: Request) -> LogOptions:
-        from agent_sandbox.ledger.event import LEVELS
-        from agent_sandbox.ledger.export import FORMS
-
-        level, form = request.value("--level") or "", request.value("--format")
-        if level and level not in LEVELS:
-            raise UsageError(f"--level takes {', '.join(LEVELS)}, not {level!r}", hint="entries of that level and above are shown")
-        if form is not None and form not in FORMS:
-            raise UsageError(f"--format takes {', '.join(FORMS)}, not {form!r}", hint="without it, lines for people are printed")
-        if request.has("--follow") and request.has("--json"):
-            raise UsageError("--follow has no end, and --json is one document", hint="use --format jsonl")
-        return cls(
-            _moment("--since", request.value("--since")),
-            _moment("--until", request.value("--until")),
-            request.value("--category") or "",
-            level,
-            request.value("--sandbox") or "",
-            request.has("--denied"),
-            request.value("--grep") or "",
-            read_count("--limit", request.value("--limit") or ("none" if form else "100")),
-            form,
-            request.has("--follow"),
-            form is None and not request.has("--no-pager"),
-            request.has("--json"),
-        )
-
-
-@dataclass(frozen=True)
-class LogVerifyOptions:
-    """Options of `log verify`. Without a file, this user's ledger is verified."""
-
-    file: str | None = None
-    keys: str | None = None
-    checkpoints: tuple[str, ...] = ()
-    public_key: str | None = None
-
-    @classmethod
-    def read(cls, request: Request) -> LogVerifyOptions:
-        file = request.words[1] if len(request.words) > 1 else None
-        return cls(file, request.value("--keys"), request.values("--checkpoint"), request.value("--public-key"))
-
-
-@dataclass(frozen=True)
-class ApproveOptions:
-    """Options of `approve` and `deny`. `allow` is the answer given on the command line; None if the user must be asked."""
-
-    digest: str | None = None
-    allow: bool | None = None
-    for_run: bool = False
-    seconds: float | None = None
-    code: str | None = None
-    of: str | None = None
-    enroll: bool = False
-    watch: bool = False
-
-    @classmethod
-    def read(cls, request: Request) -> ApproveOptions:
-        digest, refuse = request.words[0] if request.words else None, request.verb == "deny" or request.has("--refuse")
-        if request.has("--yes") and refuse:
-            raise UsageError("--yes and --refuse do not go together", hint="give one of them")
-        if request.has("--yes") and len(digest or "") != 64:
-            raise UsageError("--yes needs the whole digest", hint="see it with: agent-sandbox approve")
-        if refuse and digest is None:  # the beginning of a digest is enough: after a wrong refusal the question is asked again
-            raise UsageError("--refuse needs a digest", hint="see it with: agent-sandbox approve")
-        text = request.value("--timeout")
-        seconds = None if text is None else read_seconds("--timeout", text)
-        if text is not None and seconds is None:
-            raise UsageError("--timeout needs a time: an approval for a run expires", hint="--timeout 10m")
-        return cls(
-            digest,
-            False if refuse else True if request.has("--yes") else None,
-            request.has("--for-run"),
-            seconds,
-            request.value("--code"),
-            request.value("--of"),
-            request.has("--enroll"),
-            request.has("--watch"),
-        )
-
-
-@dataclass(frozen=True)
-class ElevationOptions:
-    """The rules that `grant --elevate` relaxes."""
-
-    programs: tuple[str, ...] = ()
-    limits: tuple[tuple[str, float], ...] = ()
-    paths: tuple[str, ...] = ()
-
-    @classmethod
-    def read(cls, request: Request) -> ElevationOptions:
-        limits: list[tuple[str, float]] = []
-        for name, value in _limits(request):
-            if value is None:
-                raise PolicyError("an elevation cannot remove a limit altogether", hint="give a value instead of none")
-            limits.append((name, value))
-        return cls(_names(request, "--allow"), tuple(limits), request.values("--reveal"))
-
-
-@dataclass(frozen=True)
-class GrantOptions:
-    """Options of `grant`: patterns for a capability token, or an elevation."""
-
-    seconds: float
-    patterns: tuple[str, ...] = ()
-    elevation: ElevationOptions | None = None
-    times: int | None = None
-    sandbox: str | None = None
-    project: str | None = None
-    code: str | None = None
-
-    @classmethod
-    def read(cls, request: Request) -> GrantOptions:
-        elevate, text, times = request.has("--elevate"), request.value("--for"), request.value("--times")
-        for option in ("--allow", "--reveal", "--timeout", "--memory", "--disk", "--processes") if not elevate else ():
-            if request.has(option):
-                raise UsageError(f"{option} relaxes a rule and goes with --elevate", hint="add --elevate")
-        if elevate and (request.words or times is not None):
-            raise UsageError("--elevate takes no pattern and no --times", hint="grant --elevate --allow curl --for 10m")
-        if not elevate and not request.words:
-            raise UsageError("a pattern is missing", hint='agent-sandbox grant "run git push **" --for 10m')
-        seconds = None if text is None else read_seconds("--for", text)
-        if seconds is None:
-            raise UsageError("--for TIME is required", hint="--for 10m")
-        return cls(
-            seconds,
-            request.words,
-            ElevationOptions.read(request) if elevate else None,
-            None if times is None else read_count("--times", times),
-            request.value("--sandbox"),
-            request.value("--project"),
-            request.value("--code"),
-        )
-
-
-@dataclass(frozen=True)
-class RevokeOptions:
-    """Options of `revoke`."""
-
-    names: tuple[str, ...] = ()
-    everything: bool = False
-
-    @classmethod
-    def read(cls, request: Request) -> RevokeOptions:
-        if bool(request.words) == request.has("--all"):
-            raise UsageError("revoke takes names, or --all", hint="see: agent-sandbox capabilities")
-        return cls(request.words, request.has("--all"))
-
-
-@dataclass(frozen=True)
 class VerifyOptions:
     """Options of `verify`."""
 
@@ -498,7 +332,7 @@ def _command(request: Request) -> tuple[str, ...]:
     return request.words if request.separated or len(request.words) != 1 else ("bash", "-c", request.words[0])
 
 
-def _names(request: Request, option: str) -> tuple[str, ...]:
+def read_names(request: Request, option: str) -> tuple[str, ...]:
     """Return the names in an option that takes several, separated by commas or blanks, or in repeated options."""
     return tuple(name for value in request.values(option) for name in value.replace(",", " ").split())
 
@@ -518,28 +352,6 @@ def _seed(text: str | None) -> int:
     if not (text.isascii() and text.isdigit()) or len(text) > 20 or int(text) >= 1 << 64:
         raise UsageError(f"--seed takes a whole number from 0 to 2**64 - 1, not {text!r}", hint="for example --seed 7")
     return int(text)
-
-
-def _moment(option: str, text: str | None) -> float | None:
-    """Return a time as seconds since 1970. Reads a date (`2026-11-16`, `2026-11-16T06:30`) or a time ago (`90s`, `30m`, `2h`, `7d`)."""
-    import time
-    from datetime import datetime
-
-    if text is None:
-        return None
-    if text[:4].isdigit() and "-" in text:
-        try:
-            return datetime.fromisoformat(text).timestamp()
-        except ValueError:
-            raise PolicyError(f"{option} takes a date or how long ago, not {text!r}", hint=f"write {option} 2h") from None
-    days = text.removesuffix("d")
-    if days != text and days.isascii() and days.isdigit():
-        return time.time() - int(days) * 86400
-    try:
-        ago = read_seconds(option, text)
-    except PolicyError:
-        raise PolicyError(f"{option} takes a date or how long ago, not {text!r}", hint=f"write {option} 2h") from None
-    return None if ago is None else time.time() - ago
 
 
 _SIZES = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -595,6 +407,6 @@ _LIMITS = (
 )
 
 
-def _limits(request: Request) -> tuple[tuple[str, float | None], ...]:
+def read_limits(request: Request) -> tuple[tuple[str, float | None], ...]:
     limits = ((option, name, read, request.value(option)) for option, name, read in _LIMITS)
     return tuple((name, read(option, text)) for option, name, read, text in limits if text is not None)

@@ -136,7 +136,9 @@ class Capabilities:
         place = os.path.join(self._directory, names[0])
         if not is_hex(names[0], _DIGITS) or not os.path.exists(os.path.join(place, _GRANT)):
             raise PolicyError(f"there is no capability {names[0][:64]!r}", hint="see: agent-sandbox capabilities")
-        self._ledger.record(Noted("capability.revoked", {"name": names[-1], "of": names[0], "by": by}), lasting=True)
+        standing = self._standing(names[0])
+        facts: Facts = {"name": names[-1], "of": names[0], "by": by, "target": _shown(standing.patterns) if standing else ""}
+        self._ledger.record(Noted("capability.revoked", facts, standing.sandbox if standing else ""), lasting=True)
         write_once(os.path.join(place, _REVOKED + names[-1]), b"")
         sync_directory(place)
 

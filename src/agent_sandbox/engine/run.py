@@ -178,7 +178,7 @@ class Session:
         if self.state is not None or not self.policy.files.write:
             return outcome
         changes, unlisted = self.changes(guest, work)
-        return replace(outcome, changes=changes, notes=(*outcome.notes, *unlisted))
+        return replace(outcome, changes=changes, listed=not unlisted, notes=(*outcome.notes, *unlisted))
 
     def changes(self, guest: Guest, work: Work) -> tuple[ChangeSet, tuple[str, ...]]:
         """Return the changes of a throw-away run, and notes. If the changes cannot be listed, there are none, and a note says why."""

@@ -59,6 +59,7 @@ class InterpreterTurns:
         self.id = os.urandom(8).hex()
         self.ended = ""  # why there are no more turns
         self.changes = ChangeSet()  # known when the interpreter has ended
+        self.listed = False  # whether they are known
         self._session = session
         self._work = work
         self._attached = Attachments(*attachments_of(work, session.gate, turns=True))
@@ -115,7 +116,7 @@ class InterpreterTurns:
         outcome = replace(outcome, seconds=time.monotonic() - began)
         if said is None:
             self._end(f"its turn {self._count} was {end.reason.value}")
-            outcome = replace(outcome, changes=self.changes)
+            outcome = replace(outcome, changes=self.changes, listed=self.listed)
         return Turned(outcome, value, described)
 
     def _launch(self, before: Launch, wall: float | None, on_output: Callable[[str, bytes], None] | None) -> Launch:
@@ -166,7 +167,8 @@ class InterpreterTurns:
         opened.guest.kill()
         if self._session.policy.files.write:
             opened.guest.settle()
-            self.changes, _ = self._session.changes(opened.guest, self._work)
+            self.changes, unlisted = self._session.changes(opened.guest, self._work)
+            self.listed = not unlisted
         opened.guest.close()
         self._attached.release()
 

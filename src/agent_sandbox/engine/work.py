@@ -101,6 +101,7 @@ class Outcome:
     tool_errors: tuple[Exception, ...] = ()  # raised by its tools; for the caller, not for the program
     inputs: bytes = b""  # see `Completed`
     observed: tuple[Observed, ...] = ()  # its attempts, each once, in the order of first appearance
+    listed: bool = False  # whether `changes` are known: those of a kept sandbox are not looked for after each run
 
     @classmethod
     def of(cls, completed: Completed, guest: Guest, route: Route, verdict: Allow, notes: tuple[str, ...]) -> Outcome:
@@ -158,7 +159,7 @@ def facts(outcome: Outcome) -> dict[str, str | int | float]:
         "reason": outcome.exit.reason.value,
         "limits_hit": ",".join(outcome.exit.limits_hit),
         "seconds": round(outcome.seconds, 6),
-        "changes": len(outcome.changes),
+        **({"changes": len(outcome.changes)} if outcome.listed else {}),
         **({"fuel": outcome.exit.usage.fuel} if outcome.exit.usage.fuel is not None else {}),
         "runtime": outcome.route.runtime or "",
         # The kind of error that ended the first try, which is one of a few; what follows it is the program's own text.

@@ -29,6 +29,10 @@ _ACTIONS = {
     "CallTool": ("tool", "call_tool"),
 }
 _OBSERVED = ("file", "process", "network")  # observations from a run that is watched closely
+CATEGORIES = (
+    *("process", "code", "promotion", "tool", "file", "network", "capability", "approval", "elevation", "outcome", "ledger"),
+    *("action", "unknown"),  # of entries that this version does not know, or that were too long to keep
+)
 LEVELS = ("debug", "info", "warning", "error", "critical")  # mildest first
 
 
