@@ -99,6 +99,7 @@ def test_an_answer_without_a_look_needs_its_digest() -> None:
         (ApproveOptions.read, ["approve", "3f9a", "--yes"]),
         (ApproveOptions.read, ["approve", "--refuse"]),
         (GrantOptions.read, ["grant", "run x"]),
+        (ApproveOptions.read, ["approve", "--timeout", "1m"]),
         (GrantOptions.read, ["grant", "--for", "1m"]),
         (GrantOptions.read, ["grant", "run x", "--memory", "1G", "--for", "1m"]),
     ],

@@ -41,6 +41,7 @@ SEQUENCE: tuple[tuple[str, ...], ...] = (
     ("run", "--deny-command", "ls", "ls"),
     ("run", "--nonsense", "true"),
     ("run", "--diff", "echo x > other"),
+    ("shell",),
     ("code", "code.py"),
     ("diff",),
     ("diff", "--all"),

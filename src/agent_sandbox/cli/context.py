@@ -149,6 +149,11 @@ def gate_for(policy: Policy, project: Project, sandbox: str, *, capabilities: tu
     A throw-away sandbox uses the capabilities and questions of its project's sandbox.
     """
     if not policy.asks.asks:
+        if capabilities:
+            from agent_sandbox.cli.approval_prompt import tokens_of  # an invalid token is refused here too
+
+            tokens_of(capabilities)
+            remark("the policy asks about nothing here: --capability was not needed, and not used")
         return here().gate(policy, sandbox=sandbox)
     from agent_sandbox.cli.approval_prompt import desk_for  # few policies ask
 

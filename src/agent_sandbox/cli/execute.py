@@ -180,7 +180,7 @@ def _perform(options: CommandOptions, what: Code | Command, stdin: int | bytes, 
         session, project = opening.session, opening.project
         stack.callback(session.gate.end)
         _warn_about(opening)
-        env = caller.guest_environment(os.environ, options.env, home=here().host.home, bare=same)
+        env = caller.guest_environment(os.environ, variables_of(options), home=here().host.home, bare=same)
         cwd = directory_of(options, project, session.policy)
         work = Work(what, env, cwd=cwd, stdin=stdin, on_output=caller.pass_on, collect=False, watch_reads=options.watch_reads)
         if opening.lifted is not None:
@@ -202,6 +202,15 @@ def _perform(options: CommandOptions, what: Code | Command, stdin: int | bytes, 
 
             return diff_of(options, session, work, project, console)
         return _run(options, opening, work, console)
+
+
+def variables_of(options: CommandOptions) -> tuple[str, ...]:
+    """Return the variables that the caller asks for: those of --env-file, and then those of --env, which override them."""
+    if not options.env_files:
+        return options.env
+    from agent_sandbox.cli.env_file import read_env_files  # few runs have one
+
+    return (*read_env_files(options.env_files), *options.env)
 
 
 def _run(options: CommandOptions, opening: Opening, work: Work, console: Console) -> RunResult:

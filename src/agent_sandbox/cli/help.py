@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.cli.grammar import COMMON, OPTIONS, VERBS
-from agent_sandbox.cli.parser import UsageError
+from agent_sandbox.cli.parser import UsageError, unknown_verb
 from agent_sandbox.cli.render.messages import Console
 from agent_sandbox.cli.results import VerbResult
 
@@ -88,17 +91,18 @@ class CompletionResult(VerbResult):
 def help_for(verb: str | None) -> HelpResult:
     """Return help about a verb, or about all of them. Raises `UsageError` if there is no such verb."""
     if verb is not None and verb not in VERBS:
-        raise UsageError(f"there is no verb {verb!r}", hint="see: agent-sandbox help")
+        raise unknown_verb(verb)
     if verb is not None and VERBS[verb].later:
         raise UsageError(f"{verb!r} is not there yet: it arrives with {VERBS[verb].later}", hint="see: agent-sandbox help")
     names = [verb] if verb is not None else [name for name in VERBS if not VERBS[name].later]
-    verbs = (VerbHelp(name, v.usage, v.summary, v.details, _options(v.options)) for name in names for v in (VERBS[name],))
-    return HelpResult(verb, tuple(verbs), _options(COMMON))
+    verbs = (VerbHelp(name, v.usage, v.summary, v.details, _options(v.options, v.helps)) for name in names for v in (VERBS[name],))
+    common = COMMON if verb is None else VERBS[verb].every_option[len(VERBS[verb].options) :]
+    return HelpResult(verb, tuple(verbs), _options(common))
 
 
-def _options(names: tuple[str, ...]) -> tuple[OptionHelp, ...]:
+def _options(names: tuple[str, ...], helps: Mapping[str, str] = MappingProxyType({})) -> tuple[OptionHelp, ...]:
     options = (OPTIONS[name] for name in names)
-    return tuple(OptionHelp(option.name, option.short, option.value or None, option.help) for option in options)
+    return tuple(OptionHelp(option.name, option.short, option.value or None, helps.get(option.name, option.help)) for option in options)
 
 
 def _overview(verbs: tuple[VerbHelp, ...], options: tuple[OptionHelp, ...]) -> str:

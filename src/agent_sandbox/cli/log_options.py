@@ -99,9 +99,6 @@ def _moment(option: str, text: str | None) -> float | None:
             return datetime.fromisoformat(text).timestamp()
         except ValueError:
             raise PolicyError(f"{option} takes a date or how long ago, not {text!r}", hint=f"write {option} 2h") from None
-    days = text.removesuffix("d")
-    if days != text and days.isascii() and days.isdigit():
-        return time.time() - int(days) * 86400
     try:
         ago = read_seconds(option, text)
     except PolicyError:

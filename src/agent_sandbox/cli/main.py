@@ -52,7 +52,7 @@ def _run(line: list[str]) -> int:
     try:
         request = parse(line)
         common = options.CommonOptions.read(request)
-        console = Console(common.quiet, not common.json, common.everything)
+        console = Console(common.quiet, not common.json, common.everything, common.colour)
         if common.capabilities:
             from agent_sandbox.cli.caller import conceal  # before anything is forked
 
@@ -90,6 +90,10 @@ def _result(request: Request, console: Console) -> VerbResult:
             from agent_sandbox.cli.commands.run import run
 
             return run(options.CommandOptions.read(request), console)
+        case "shell":
+            from agent_sandbox.cli.commands.shell import shell
+
+            return shell(options.CommandOptions.read(request), console)
         case "code":
             from agent_sandbox.cli.commands.code import code
 

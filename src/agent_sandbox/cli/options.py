@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     PolicyQuestion = Literal["explain", "lint", "schema", "test", "learn"]
 
 JSON_OUTPUT_BYTES = 16 << 20  # of each stream, when it is kept in memory for a document instead of being passed on
+COLOURS = ("auto", "always", "never")
 _FORMS: tuple[Form, ...] = ("json", "stat", "side-by-side", "patch", "name-only")
 _SIDES: tuple[Side, ...] = ("ours", "theirs", "markers")
 
@@ -31,11 +32,15 @@ class CommonOptions:
     help: bool
     everything: bool
     capabilities: tuple[str, ...]
+    colour: str
 
     @classmethod
     def read(cls, request: Request) -> CommonOptions:
         everything, capabilities = request.has("--all"), request.values("--capability")
-        return cls(request.has("--json"), request.has("--quiet"), request.has("--help"), everything, capabilities)
+        colour = request.value("--color") or "auto"
+        if colour not in COLOURS:
+            raise UsageError(f"--color takes {', '.join(COLOURS)}, not {colour!r}", hint="auto: on a terminal")
+        return cls(request.has("--json"), request.has("--quiet"), request.has("--help"), everything, capabilities, colour)
 
 
 @dataclass(frozen=True)
@@ -90,13 +95,15 @@ class ShowOptions:
 
 @dataclass(frozen=True)
 class CommandOptions:
-    """Options of `run`, `code`, `sim` and `diff`. With `collect`, the output is kept for the result instead of being printed."""
+    """Options of `run`, `shell`, `code`, `sim` and `diff`. With `collect`, the output is kept for the result instead of being printed."""
 
     command: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()  # of `diff`, which may be paths; empty after `--`
     project: str | None = None
     policy: PolicyOptions = PolicyOptions()
     cwd: str | None = None
     env: tuple[str, ...] = ()
+    env_files: tuple[str, ...] = ()
     runtime: str | None = None
     throw_away: bool = False
     wait: bool = True
@@ -126,10 +133,12 @@ class CommandOptions:
                 raise UsageError(f"{option} does not go with a simulation", hint="its plan shows the changes, and nothing else is kept")
         return cls(
             _command(request),
+            request.words if request.verb == "diff" and not request.separated else (),
             request.value("--project"),
             policy,
             request.value("--cwd"),
             request.values("--env"),
+            request.values("--env-file"),
             request.value("--runtime"),
             request.has("--throw-away") or (request.verb == "diff" and diff),
             not request.has("--no-wait"),
@@ -291,7 +300,7 @@ class PolicyVerbOptions:
     def read(cls, request: Request) -> PolicyVerbOptions:
         what, *rest = request.words
         if what != "learn" or not rest:
-            wrong = next((option for option in ("--add", "--cwd", "--env", "--timeout") if request.has(option)), None)
+            wrong = next((option for option in ("--add", "--cwd", "--env", "--env-file", "--timeout") if request.has(option)), None)
             if wrong is not None:
                 raise UsageError(f"{wrong} goes with policy learn", hint="see: agent-sandbox help policy")
         run = CommandOptions.read(request)
@@ -327,7 +336,7 @@ class VerifyOptions:
 
 def _command(request: Request) -> tuple[str, ...]:
     """Return the arguments as a command. A single argument is a command line for bash."""
-    if request.verb in ("code", "policy"):
+    if request.verb in ("code", "policy", "shell"):
         return ()
     return request.words if request.separated or len(request.words) != 1 else ("bash", "-c", request.words[0])
 
@@ -355,7 +364,7 @@ def _seed(text: str | None) -> int:
 
 
 _SIZES = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-_TIMES = {"": 1, "s": 1, "m": 60, "h": 3600}
+_TIMES = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _NONE = "none"
 
 
@@ -370,9 +379,14 @@ def read_size(option: str, text: str) -> int | None:
 
 
 def read_seconds(option: str, text: str) -> float | None:
-    """Read a duration in seconds: `30`, `1.5`, `5m` or `1h`; None for `none`. Raises `PolicyError` for any other text."""
+    """Read a duration in seconds: `30`, `1.5`, `5m`, `1h` or `2d`; None for `none`. Raises `PolicyError` for any other text."""
     lowered = text.strip().lower()
-    return None if lowered == _NONE else _scaled(option, text, lowered, _TIMES, "a time such as 30, 5m, 1h or none")
+    return None if lowered == _NONE else _scaled(option, text, lowered, _TIMES, "a time such as 30, 5m, 1h, 2d or none")
+
+
+def read_period(option: str, text: str) -> float:
+    """Read a duration that must have an end, in seconds. Raises `PolicyError` for any other text, also for `none`."""
+    return _scaled(option, text, text.strip().lower(), _TIMES, "a time such as 10m, 90, 1h or 2d")
 
 
 def read_count(option: str, text: str) -> int | None:

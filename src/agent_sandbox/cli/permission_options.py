@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agent_sandbox._fast.values import dataclass
-from agent_sandbox.cli.options import read_count, read_limits, read_names, read_seconds
+from agent_sandbox.cli.options import read_count, read_limits, read_names, read_period
 from agent_sandbox.cli.parser import Request, UsageError
 from agent_sandbox.errors import PolicyError
 
@@ -31,14 +31,13 @@ class ApproveOptions:
         if refuse and digest is None:  # the beginning of a digest is enough: after a wrong refusal the question is asked again
             raise UsageError("--refuse needs a digest", hint="see it with: agent-sandbox approve")
         text = request.value("--timeout")
-        seconds = None if text is None else read_seconds("--timeout", text)
-        if text is not None and seconds is None:
-            raise UsageError("--timeout needs a time: an approval for a run expires", hint="--timeout 10m")
+        if text is not None and not request.has("--for-run"):
+            raise UsageError("--timeout goes with --for-run", hint="add --for-run")
         return cls(
             digest,
             False if refuse else True if request.has("--yes") else None,
             request.has("--for-run"),
-            seconds,
+            None if text is None else read_period("--timeout", text),
             request.value("--code"),
             request.value("--of"),
             request.has("--enroll"),
@@ -86,11 +85,10 @@ class GrantOptions:
             raise UsageError("--elevate takes no pattern and no --times", hint="grant --elevate --allow curl --for 10m")
         if not elevate and not request.words:
             raise UsageError("a pattern is missing", hint='agent-sandbox grant "run git push **" --for 10m')
-        seconds = None if text is None else read_seconds("--for", text)
-        if seconds is None:
+        if text is None:
             raise UsageError("--for TIME is required", hint="--for 10m")
         return cls(
-            seconds,
+            read_period("--for", text),
             request.words,
             ElevationOptions.read(request) if elevate else None,
             None if times is None else read_count("--times", times),

@@ -9,7 +9,7 @@ import os
 import sys
 
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
-from agent_sandbox.cli.render.messages import Console, Style, shown
+from agent_sandbox.cli.render.messages import Console, shown
 from agent_sandbox.cli.results import VerbResult
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class DoctorResult(VerbResult):
         return 0 if self.usable else 1
 
     def text(self, console: Console) -> None:
-        style = Style.of_stdout()
+        style = console.style
         width = max(len(row.name) for row in self.rows)
         print(shown(self.host))
         for row in self.rows:

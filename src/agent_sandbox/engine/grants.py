@@ -1,8 +1,9 @@
 """Granted capabilities: which sandbox has which, how often each was used, which are revoked. Stored on disk, so that a crash loses nothing.
 
-Each capability has a directory, which is named by the signature of the grant. It holds the grant, a file for each limit on uses, with a
-byte for each use, and a mark for each revocation. A use is counted, and the count is on disk, before the action: a crash in between costs a
-use and never gives one. A revocation takes effect with the next action. It does not stop a program that runs already and asks nothing more.
+Each capability has a directory, which is named by the signature of the grant. It holds the grant, a file of all uses and one for each
+limit on uses, with a byte for each use, and a mark for each revocation. A use is counted, and the count is on disk, before the action: a
+crash in between costs a use and never gives one. A revocation takes effect with the next action. It does not stop a program that runs
+already and asks nothing more.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from agent_sandbox.policy.tokens import Caveat, ForSandbox, Genuine, Only, Patte
 
 PURPOSE = b"capabilities"  # the purpose of the derived key
 _FACTOR = "second factor"
-_GRANT, _USED, _REVOKED, _RUNNING = "grant", "used.", "revoked.", "running."
+_GRANT, _USES, _USED, _REVOKED, _RUNNING = "grant", "uses", "used.", "revoked.", "running."
 _LONGEST = 64 << 10
 _DIGITS = 32  # of a name
 
@@ -192,6 +193,12 @@ class Capabilities:
                 os.fsync(file)
         if counts:
             sync_directory(place)
+        # All uses, for people: no limit depends on it, so that a power cut may lose its end.
+        file = os.open(os.path.join(place, _USES), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            os.write(file, b".")
+        finally:
+            os.close(file)
         return True
 
     def _standing(self, name: str) -> Standing | None:
@@ -216,7 +223,7 @@ class Capabilities:
             granted=since,
             until=check.until,
             limit=limit[1] if limit else None,
-            used=size_of(os.path.join(place, _USED + limit[0])) if limit else 0,
+            used=max(size_of(os.path.join(place, _USES)), size_of(os.path.join(place, _USED + limit[0])) if limit else 0),
             revoked=any(os.path.exists(os.path.join(place, _REVOKED + each)) for each in check.names),
             word=word,
         )

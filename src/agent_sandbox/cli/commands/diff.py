@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from glob import escape
 from shlex import join
 from typing import Literal
 
 from agent_sandbox._fast.values import dataclass, replace
 from agent_sandbox.assembly import here
 from agent_sandbox.cli.caller import EscapedOutput, forwarding
-from agent_sandbox.cli.context import current_and_whole, object_runtime, policy_of
+from agent_sandbox.cli.context import current_and_whole, object_runtime, policy_of, working_directory
 from agent_sandbox.cli.execute import COULD_NOT_START, code_of, perform, refusal, say_how_it_ended
 from agent_sandbox.cli.options import CommandOptions, ShowOptions
+from agent_sandbox.cli.parser import UsageError
 from agent_sandbox.cli.render import pager
 from agent_sandbox.cli.render.changes import ShownChange, check_patterns, choice_of, gather, refuse_on_a_terminal, show
 from agent_sandbox.cli.render.colours import Painter
-from agent_sandbox.cli.render.messages import Console, Style, remark, shown
+from agent_sandbox.cli.render.messages import Console, remark, shown
 from agent_sandbox.cli.render.protection import path_remarks, remarked
 from agent_sandbox.cli.results import OMITTED, Omitted, PathFacts, PathName, PathRemarks, VerbResult
 from agent_sandbox.engine.promote import Wanted, with_history
@@ -28,6 +31,7 @@ from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.work import Command, Outcome, Work
 from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.policy.model import Policy
+from agent_sandbox.policy.paths import contains
 from agent_sandbox.runtime.base import ExitReason
 from agent_sandbox.workspace.changes import ChangeSet, Contents
 from agent_sandbox.workspace.diff.formats import HEADING, WARNING, Row, ours
@@ -39,6 +43,7 @@ from agent_sandbox.workspace.reality import Base
 from agent_sandbox.workspace.stored_sandbox import Stored
 
 _IN_MEMORY = 8 << 20
+_SHELL = frozenset(" \t\n|&;<>()$`\\\"'*?[]#~={}!")  # a word with one of these is a line for the shell
 _NAMED = 3  # paths of a protected kind; --json has all
 Write = Callable[[bytes], object]
 
@@ -92,6 +97,10 @@ def diff(options: CommandOptions, console: Console) -> VerbResult:
     """Show the changes in the project's sandbox, or those of a command on a throw-away clone."""
     check_patterns(options.show.only)
     refuse_on_a_terminal(options.show)
+    named = _paths_named(options) if options.diff else ()
+    if named:
+        patterns = tuple(map(escape, named))
+        options = replace(options, diff=False, throw_away=False, show=replace(options.show, only=(*options.show.only, *patterns)))
     if options.diff:
         return perform(options, Command(options.command), console, stdin=0)
     sandbox = current_and_whole(options.project, options.policy)
@@ -102,6 +111,8 @@ def diff(options: CommandOptions, console: Console) -> VerbResult:
     stored, policy = Stored(sandbox.state), policy_of(options.policy, sandbox.project)
     with object_runtime() as runtime, reviewed(stored, policy, wanted, runtime, hashed=hashed) as review:
         material = gather(view, project, review.everything, review.contents, review.former, review.digests)
+        if named and not (material.files.project or material.files.elsewhere or material.files.noise):
+            console.note(f"no changes in {join(options.words)}; to run it as a command: agent-sandbox diff -- {join(options.words)}")
         protection = _judged(ChangeSet(material.files.project), review, project, policy)
         result = replace(result, git=review.words, protected=_by_kind(protection), remarks=path_remarks(protection.remarks))
         with pager.output(paged=view.pager) as write:  # a reader who quits early is no failure
@@ -111,13 +122,39 @@ def diff(options: CommandOptions, console: Console) -> VerbResult:
             result = replace(result, digest=digest or OMITTED, no_digest=why_not or OMITTED)
             if hashed and view.form != "json":
                 for row in _promoting(options, digest, why_not):
-                    write(f"{Painter(Style.of_stdout().colours).line(row)}\n".encode())
+                    write(f"{Painter(console.style.colours).line(row)}\n".encode())
                 if not view.only and os.isatty(1):  # otherwise a program may be the only reader
                     review.remember()
             _end(view, write, result)
     for name, paths in protection.by_class().items() if console.shows and not console.quiet else ():
         remark(f"{len(paths):,} of the protected kind {name!r}: {CLASSES[name]}{_named(name, paths, protection, project)}")
     return result
+
+
+def _paths_named(options: CommandOptions) -> tuple[str, ...]:
+    """Return the paths that the words of the command line name; none if the words are a command.
+
+    A file is never run because its name was typed: words are paths if each is a file or directory, on the machine or in the sandbox's
+    changes. Raises `UsageError` for a word that is neither a path nor a program.
+    """
+    if not options.words:
+        return ()
+    paths = [os.path.normpath(os.path.join(working_directory(), word)) for word in options.words]
+    unknown = [number for number, path in enumerate(paths) if not os.path.lexists(path)]
+    if unknown:  # perhaps in the sandbox alone
+        sandbox = current_and_whole(options.project, options.policy)
+        changed = [change.path for change in Stored(sandbox.state).changes(policy_of(options.policy, sandbox.project))]
+        unknown = [number for number in unknown if not any(contains(paths[number], path) for path in changed)]
+    if not unknown:
+        return tuple(paths)
+    first = options.words[0]
+    if (len(options.words) == 1 and set(first) & _SHELL) or shutil.which(first) is not None:
+        return ()
+    word = options.words[unknown[0]]
+    if word.startswith("-"):
+        raise UsageError(f"{word} must stand before {first!r}", hint=f"agent-sandbox diff {word} {first}")
+    why = f"{word!r} is neither a path here nor a program" if word == first else f"{word!r} is no path here, and {first!r} is no program"
+    raise UsageError(why, hint=f"to run it all the same: agent-sandbox diff -- {join(options.words)}")
 
 
 def _judged(changes: ChangeSet, review: Review, project: str, policy: Policy) -> Protection:

@@ -15,7 +15,7 @@ from agent_sandbox.cli.options import PromoteOptions, ShowOptions
 from agent_sandbox.cli.render import pager
 from agent_sandbox.cli.render.changes import check_patterns, gather, show
 from agent_sandbox.cli.render.colours import Painter
-from agent_sandbox.cli.render.messages import Console, Style, counted, remark, reset_terminal, say, shown
+from agent_sandbox.cli.render.messages import Console, counted, remark, reset_terminal, say, shown
 from agent_sandbox.cli.render.protection import path_remarks, remarked
 from agent_sandbox.cli.results import (
     OMITTED,
@@ -277,14 +277,14 @@ def _ask(proposal: PromotionProposal, console: Console, *, selects: bool) -> Lit
     choices = "[y]es [n]o [d]iff [s]elect files" if selects else "[y]es [n]o [d]iff"
     question = f"Promote {counted(len(proposal.changes), 'change')} to {shown(proposal.root)}? {choices} "
     while (answer := console.answer(question)) in ("d", "diff"):
-        _page(proposal)
+        _page(proposal, console)
     return "yes" if answer in ("y", "yes") else "select" if selects and answer in ("s", "select") else "no"
 
 
-def _page(proposal: PromotionProposal) -> None:
+def _page(proposal: PromotionProposal, console: Console) -> None:
     """Show the whole diff of a proposal in the pager."""
     reset_terminal()
-    painter = Painter(Style.of_stdout().colours)
+    painter = Painter(console.style.colours)
     with pager.output() as write:
         for row in rows_for_approver(proposal):
             write(f"{painter.line(row)}\n".encode())

@@ -29,7 +29,7 @@ from agent_sandbox.cli.render.effects import (
     recorded,
     without_history,
 )
-from agent_sandbox.cli.render.messages import Console, Style, counted, remark, reset_terminal, shown
+from agent_sandbox.cli.render.messages import Console, counted, remark, reset_terminal, shown
 from agent_sandbox.cli.results import OMITTED, Omitted, PathFacts, PathName, PromotionFacts, VerbResult
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.review import diff_for_approver
@@ -178,7 +178,7 @@ def _print_plan(options: ShowOptions, plan: EffectPlan, material: Material, resu
             write_changes(write, shown_changes(material, plans_by_path(plan)))
             end_document(write, result)
             return
-        painter = Painter(Style.of_stdout().colours)
+        painter = Painter(console.style.colours)
         rest, apart = without_history(material)
         for row in opening(plan):
             write(f"{painter.line(row)}\n".encode())

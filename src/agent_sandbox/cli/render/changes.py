@@ -12,7 +12,7 @@ from agent_sandbox.assembly import here
 from agent_sandbox.cli.context import SortedChanges, sort
 from agent_sandbox.cli.options import ShowOptions
 from agent_sandbox.cli.render.colours import Painter
-from agent_sandbox.cli.render.messages import Console, Style, counted
+from agent_sandbox.cli.render.messages import Console, counted
 from agent_sandbox.cli.results import OMITTED, Omitted
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.paths import contains, covering
@@ -135,7 +135,7 @@ def show(options: ShowOptions, material: Material, write: Callable[[bytes], obje
         return True
     if options.form == "patch":
         return patch(material, write, console)
-    painter = Painter(Style.of_stdout().colours)
+    painter = Painter(console.style.colours)
     for row in rows(options, material, columns=_columns(), words=painter.colours):
         write(f"{painter.line(row)}\n".encode())
     for words in history if options.form != "name-only" else ():
