@@ -30,6 +30,8 @@ SEQUENCE: tuple[tuple[str, ...], ...] = (
     ("version",),
     ("completion", "bash"),
     ("completion", "zsh"),
+    ("completion", "fish"),
+    ("completion", "words", "--", "run", "--col"),
     ("doctor",),
     ("status",),
     ("log",),

@@ -42,13 +42,13 @@ def test_a_shell_has_job_control_and_follows_the_size_of_the_terminal(plain: She
         person.type(b"\x1a")
         person.expect(b"Stopped")
         person.expect(b"(sandbox) mine> ")
-        person.type(b"kill %1; fg\r")
-        person.expect(b"(sandbox) mine> ")
+        person.type(b'kill -KILL %1; wait; echo go""ne\r')
+        person.expect(b"gone")
         person.resize(40, 120)
         person.type(b"stty size\r")
         person.expect(b"40 120")
-        person.type(b"\x04")
-        person.end()
+        person.type(b"exit 5\r")
+        assert person.end() == 5
 
 
 def test_a_throw_away_shell_says_that_nothing_is_kept(plain: Shell) -> None:

@@ -216,7 +216,8 @@ class LentTerminal:
         """Handle SIGWINCH: give the guest's terminal the size of ours. The kernel then notifies the programs in it."""
         if self._theirs is not None:
             with suppress(OSError):
-                fcntl.ioctl(self._theirs, termios.TIOCSWINSZ, fcntl.ioctl(0, termios.TIOCGWINSZ, bytes(8)))
+                size = terminal_size()
+                fcntl.ioctl(self._theirs, termios.TIOCSWINSZ, struct.pack("HHHH", size.rows, size.columns, 0, 0))
 
     def end(self) -> None:
         """Close our copy of the guest's terminal."""

@@ -468,7 +468,18 @@ inconclusive and changes nothing. The runs are recorded in the ledger like any o
         project=False,
         details="""With the extra `wasm` it also compiles the interpreter for code inside WebAssembly: once, for some minutes.""",
     ),
-    "completion": Verb("completion bash|zsh", "print a completion script for a shell", words=(1, 1)),
+    "completion": Verb(
+        "completion bash|zsh|fish",
+        "print a completion script for a shell",
+        words=(1, ANY),
+        project=False,
+        details="""  eval "$(agent-sandbox completion bash)"                                          in ~/.bashrc
+  eval "$(agent-sandbox completion zsh)"                                           in ~/.zshrc, after compinit
+  agent-sandbox completion fish > ~/.config/fish/completions/agent-sandbox.fish
+
+It completes verbs, options and their values: snapshots, protected kinds, presets, sandboxes, categories of the log.
+`completion words -- LINE…` prints the words that may stand at the end of a line; the scripts use it.""",
+    ),
     "help": Verb("help [VERB]", "show help", words=(0, 1), project=False),
     "version": Verb("version", "show the version", project=False),
 }

@@ -76,9 +76,9 @@ def _result(request: Request, console: Console) -> VerbResult:
         case "help":
             return _help(request)
         case "completion":
-            from agent_sandbox.cli.help import completion
+            from agent_sandbox.cli.completion import completion
 
-            return completion(request.words[0])
+            return completion(request.words)
         case "version":
             from agent_sandbox.cli.help import VersionResult, version
 
