@@ -171,24 +171,24 @@ def _values(option: str, current: str, before: Sequence[str]) -> Iterable[str]:
     """Return the known values of an option."""
     match option:
         case "--approve":
-            from agent_sandbox.workspace.protected import CLASSES
+            from agent_sandbox.workspace.protected import CLASSES  # quick: only where it is needed
 
             given, comma, _ = current.rpartition(",")
             return (f"{given}{comma}{kind}" for kind in CLASSES if kind not in given.split(","))
         case "--policy":
-            from agent_sandbox.policy.files.presets import PRESETS
+            from agent_sandbox.policy.files.presets import PRESETS  # quick: only where it is needed
 
             return PRESETS
         case "--category" | "--level":
-            from agent_sandbox.ledger.event import CATEGORIES, LEVELS
+            from agent_sandbox.ledger.event import CATEGORIES, LEVELS  # quick: only where it is needed
 
             return CATEGORIES[:-2] if option == "--category" else LEVELS
         case "--format":
-            from agent_sandbox.ledger.export import FORMS
+            from agent_sandbox.ledger.export import FORMS  # quick: only where it is needed
 
             return FORMS
         case "--language":
-            from agent_sandbox.policy.action import LANGUAGES
+            from agent_sandbox.policy.action import LANGUAGES  # quick: only where it is needed
 
             return LANGUAGES
         case "--sandbox":
@@ -207,17 +207,17 @@ def _values(option: str, current: str, before: Sequence[str]) -> Iterable[str]:
 
 def _names(directory: str, form: re.Pattern[str]) -> list[str]:
     """Return the names in a directory of the state. Looking makes nothing."""
-    from agent_sandbox.assembly import here
+    from agent_sandbox.assembly import here  # quick: only where it is needed
 
     return sorted(name for name in os.listdir(os.path.join(here().host.state, directory)) if form.fullmatch(name))
 
 
 def _snapshots(before: Sequence[str]) -> list[str]:
     """Return the labels and numbers of the project's snapshots."""
-    from agent_sandbox.assembly import here
-    from agent_sandbox.cli.context import project_of
-    from agent_sandbox.workspace.layers import history
-    from agent_sandbox.workspace.store import sandbox_id
+    from agent_sandbox.assembly import here  # quick: only where it is needed
+    from agent_sandbox.cli.context import project_of  # quick: only where it is needed
+    from agent_sandbox.workspace.layers import history  # quick: only where it is needed
+    from agent_sandbox.workspace.store import sandbox_id  # quick: only where it is needed
 
     named = next((value for option, value in pairwise(before) if option == "--project"), None)
     found = history.load(os.path.join(here().host.state, "sandboxes", sandbox_id(project_of(named).path)))

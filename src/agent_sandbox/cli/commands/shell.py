@@ -48,9 +48,9 @@ class ShellResult(VerbResult):
 def shell(options: CommandOptions, console: Console) -> VerbResult:
     """Run an interactive shell. Raises `UsageError` without a terminal."""
     forked = None if options.explain else Zygote(None)
-    from agent_sandbox.cli import caller
-    from agent_sandbox.cli.execute import RunResult, perform
-    from agent_sandbox.engine.work import Command
+    from agent_sandbox.cli import caller  # after the fork, as `run` does
+    from agent_sandbox.cli.execute import RunResult, perform  # after the fork, as `run` does
+    from agent_sandbox.engine.work import Command  # after the fork, as `run` does
 
     if options.collect:
         raise UsageError("shell has no --json: it is for a person at a terminal", hint='use: agent-sandbox --json run "COMMAND"')
