@@ -11,18 +11,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from agent_sandbox._calls import code_of
 from agent_sandbox.assembly import here
 from agent_sandbox.audit import AuditLog
-from agent_sandbox.config import PathLike, SandboxConfig, environment
+from agent_sandbox.config import SandboxConfig, environment
 from agent_sandbox.engine.work import Code, Work, action_of
 from agent_sandbox.errors import Denied, PolicyError
 from agent_sandbox.isolation import IsolationBackend, IsolationConfig, ProcessIsolation
+from agent_sandbox.options import PathLike
 from agent_sandbox.permissions import PermissionSet
 from agent_sandbox.policy.action import LANGUAGES, canonical_language
 from agent_sandbox.policy.code.patterns import Rule, Validation
 from agent_sandbox.policy.decide import Deny
 from agent_sandbox.result import SandboxResult, refused
-from agent_sandbox.sandbox import Sandbox, code_of
+from agent_sandbox.sandbox import Sandbox
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class ExecutionContext:
         object.__setattr__(self, "env_vars", environment(self.env_vars))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ExecutionResult(SandboxResult):
     """The sandbox's result of an execution, with its context and the issues found in the code."""
 
@@ -98,7 +100,7 @@ class CodeExecutor:
         )
 
     def _issues(self, code: str, language: str) -> list[dict[str, Any]]:
-        look = self.permissions.settings(**{**self._looking, "validate_code": True}).early_look()
+        look = self.permissions.settings(**{**self._looking, "validate_code": True})._early_look()
         assert look is not None, "it was asked for"
         validation = look.issues(self.permissions.policy(), code_of(code, language)) or Validation()
         return [{"pattern": issue.pattern, "reason": issue.reason, "line": issue.line} for issue in validation.issues]
@@ -126,5 +128,5 @@ class CodeExecutor:
         config = SandboxConfig(**self._looking)
         ledger = here().ledger() if self.audit is None else self.audit.over(here().ledger())
         gate = here().gate(config.policy(), sandbox=context.id, ledger=ledger)
-        if (look := config.early_look()) is not None:
+        if (look := config._early_look()) is not None:
             look.check(gate, what, action_of(Work(what, context.env_vars)))

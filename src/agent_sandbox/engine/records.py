@@ -343,16 +343,11 @@ def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[De
 
 
 def _end(before: Record, after: Record) -> Iterator[Departure]:
-    was, now = _how_it_ended(before), _how_it_ended(after)
+    was, now = ((record.code_out, record.reason, record.limits_hit) for record in (before, after))
     if was != now:
-        yield Departure("exit", f"it ended with {was}, and now with {now}")
+        yield Departure("exit", f"it ended with {was[0]} ({was[1]}), and now with {now[0]} ({now[1]})")
     if before.fuel != after.fuel:
         yield Departure("fuel", f"it used {before.fuel} units of fuel, and now {after.fuel}")
-
-
-def _how_it_ended(record: Record) -> str:
-    limits = f", at the limit of {' and '.join(record.limits_hit)}" if record.limits_hit else ""
-    return f"{record.code_out} ({record.reason}{limits})"
 
 
 class Recorder(Attachment):

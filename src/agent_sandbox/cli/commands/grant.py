@@ -21,7 +21,7 @@ from agent_sandbox.policy.approval_rules import Word
 from agent_sandbox.policy.tokens import Pattern, spell
 from agent_sandbox.workspace.store import sandbox_id
 
-KINDS = ("run", "code", "promote", "undo", "call")  # the first word of a pattern
+KINDS = ("run", "code", "promote", "undo", "call", "file")  # the first word of a pattern
 
 
 @dataclass(frozen=True)
