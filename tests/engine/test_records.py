@@ -157,7 +157,6 @@ DIFFERENCES = {
     "stderr": ({"stderr": taped(b"x")}, "stderr differs at byte 0: it was at its end, and is 'x'"),
     "change": ({"changes": {}}, "was changed, and is not now"),
     "exit": ({"code_out": 3}, r"it ended with 0 \(exited\), and now with 3 \(exited\)"),
-    "limit": ({"limits_hit": ("disk",)}, r"it ended with 0 \(exited\), and now with 0 \(exited, at the limit of disk\)"),
     "fuel": ({"fuel": 100}, "it used 99 units of fuel, and now 100"),
 }
 
