@@ -160,7 +160,7 @@ def perform(
 
     If the policy refuses a program, a person at the terminal may allow it for a limited time. Then the work is tried again.
     """
-    with _runtimes(options, forked) as runtimes:
+    with _runtimes(options, forked, console) as runtimes:
         try:
             return _perform(options, what, stdin, runtimes, console)
         except Denied as refusal:
@@ -270,14 +270,14 @@ def _interactive(session: Session, work: Work, forward: caller.Forwarding) -> Ou
 
 
 @contextmanager
-def _runtimes(options: CommandOptions, forked: Zygote | None) -> Iterator[Runtimes]:
+def _runtimes(options: CommandOptions, forked: Zygote | None, console: Console) -> Iterator[Runtimes]:
     """Yield the runtimes for one command, and close them at the end of the block."""
     registry = here().command_line_registry(forked)
     wish = options.isolation
     try:
         if wish not in registry:
             raise UsageError(f"there is no runtime {wish!r}", hint=f"use one of {', '.join(registry.names)}")
-        yield here().runtimes(wish, registry)
+        yield here().runtimes(wish, registry, announce=console.note)
     finally:
         registry.close(leaving=True)
 

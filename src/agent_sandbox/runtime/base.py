@@ -344,8 +344,11 @@ class Runtime(Protocol):
         """
         ...
 
-    def prepare(self) -> str:
-        """Start preparing this runtime in the background, and return why it is not ready; empty if it is. Raises as `absence` does."""
+    def prepare(self, announce: Callable[[str], None]) -> str:
+        """Start preparing this runtime in the background, and return why it is not ready; empty if it is. Raises as `absence` does.
+
+        `announce` is called with one line about a process that was started and may outlive the caller.
+        """
         ...
 
     def objection(self, demands: Demands) -> str:

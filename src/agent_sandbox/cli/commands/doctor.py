@@ -135,7 +135,10 @@ def wasm() -> tuple[Trial, str]:
     if completed.stdout != b"works\n":
         said = completed.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         return Trial(False, f"its interpreter ended with {completed.exit.code}: {said}"), "please report this"
-    return Trial(True, f"a line of it ran in {completed.exit.usage.wall_seconds * 1000:.0f} ms"), ""
+    counting = "" if runtime.ready_to_count else "; for deterministic runs and limits on fuel, run: agent-sandbox setup"
+    if runtime.compilation is not None:
+        counting = f"; {runtime.standing}"
+    return Trial(True, f"a line of it ran in {completed.exit.usage.wall_seconds * 1000:.0f} ms{counting}"), ""
 
 
 _FULL_LANDLOCK = 6  # the first ABI with everything that the rules use
