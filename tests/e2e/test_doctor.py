@@ -37,8 +37,8 @@ def test_the_doctor_leaves_nothing_in_the_state_directory(shell: Shell, tmp_path
 
 
 def test_setup_makes_the_state_directory_and_says_what_to_do_next(shell: Shell, tmp_path: Path) -> None:
-    compiled.offer(tmp_path / "cache", tmp_path / "state")
-    done = replace(shell, env={**shell.env, "XDG_CACHE_HOME": str(tmp_path / "cache")})("setup")
+    compiled.offer_to_all(tmp_path / "shared")
+    done = replace(shell, env={**shell.env, "AGENT_SANDBOX_SHARED_CACHE": str(tmp_path / "shared")})("setup")
     assert done.returncode == 0
     assert b"inside WebAssembly" in done.stdout
     assert (tmp_path / "state" / "format").exists()

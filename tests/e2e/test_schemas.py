@@ -142,5 +142,7 @@ def test_what_verify_says_is_a_document(prepared: Shell) -> None:
 
 def test_what_setup_says_is_a_document(prepared: Shell) -> None:
     nowhere = str(prepared.cwd / "file" / "cache")  # where nothing can be compiled, which takes minutes
-    document = checked(replace(prepared, env={**prepared.env, "XDG_CACHE_HOME": nowhere})("--json", "setup"))
+    document = checked(
+        replace(prepared, env={**prepared.env, "XDG_CACHE_HOME": nowhere, "AGENT_SANDBOX_SHARED_CACHE": nowhere})("--json", "setup")
+    )
     assert document["state_dir"] and document["wasm"] != "ready"
