@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -255,6 +256,42 @@ def test_the_compiling_process_is_nobodys_child_and_last_in_every_queue(own: Cal
     assert subprocess.run(wasm.building(), check=False).returncode == 0, "who asks for it does not wait"
     assert wasm.ready
     assert not [name for name in os.listdir(wasm._cache.directory) if name.startswith("scratch-") or name.endswith(".new")]
+
+
+IN_PYTHON = "from agent_sandbox import Sandbox; print(Sandbox(runtime='auto').execute('print(1)').stdout)"
+COMMAND = "import sys; from agent_sandbox.cli.main import main; sys.exit(main(sys.argv[1:]))"
+LINE = ["code", "-", "-l", "python", "--runtime", "auto", "--throw-away"]
+
+
+@pytest.mark.parametrize(
+    ("words", "lines"),
+    [(["-c", COMMAND, *LINE], 1), (["-c", COMMAND, "--json", *LINE], 1), (["-c", COMMAND, "--quiet", *LINE], 0), (["-c", IN_PYTHON], 1)],
+    ids=["command line", "json", "quiet", "python"],
+)
+def test_who_starts_a_compilation_that_outlives_it_is_told_so_in_one_line(
+    own: Callable[[], WasmRuntime], tmp_path: Path, words: list[str], lines: int
+) -> None:
+    wasm = own()
+    for name, directory in zip(("shared/wasm/cache", "shared/wasm/records"), wasm._directories, strict=True):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).symlink_to(directory)
+    (tmp_path / "home/agent-sandbox").mkdir(parents=True)
+    (tmp_path / "home/agent-sandbox/wasm").symlink_to(wasm._directories[0])
+    (tmp_path / "state").mkdir(mode=0o700)
+    (tmp_path / "state/wasm").symlink_to(wasm._directories[1])  # for root the first two, for everybody else these
+    environment = {name: value for name, value in os.environ.items() if name != "AGENT_SANDBOX_NO_BACKGROUND"}
+    environment |= {"AGENT_SANDBOX_SHARED_CACHE": str(tmp_path / "shared"), "XDG_CACHE_HOME": str(tmp_path / "home")}
+    environment |= {"AGENT_SANDBOX_STATE": str(tmp_path / "state")}
+    command = [sys.executable, *words]
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, input="print(1)", capture_output=True, text=True, check=True)
+    told = [line for line in ran.stderr.splitlines() if "in the background" in line]
+    state = wasm.compilation
+    if state is not None:  # else it has ended already
+        os.kill(state.pid, signal.SIGKILL)
+        awaited(wasm._cache)
+        assert len(told) == 0 or f"kill {state.pid};" in told[0]
+    assert len(told) == lines and all(re.search(r"after this program ends \(process \d+; to stop it: kill \d+", line) for line in told)
+    assert "in the background" not in ran.stdout or "--json" in words, "standard output is the program's own"
 
 
 def test_setup_waits_for_what_goes_on_in_the_background(

@@ -24,6 +24,7 @@ from agent_sandbox.runtime.wasm.compiler import Compilation
 from agent_sandbox.runtime.wasm.ownership import distrust
 from agent_sandbox.runtime.wasm.recipe import stored_as
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
+from scripts.compile_wasm import RECORDS
 from tests import compiled
 from tests.e2e.program import Shell
 from tests.runtime.wasm import hostile
@@ -198,13 +199,18 @@ def test_the_installed_command_uses_what_was_compiled_for_all(project: Path, tmp
     assert without(*line, stdin=b"print(6 * 7)").returncode == 125, "the control arm"
     plant = f"mkdir -p {tmp_path}/shared/wasm/records && echo planted > {tmp_path}/shared/wasm/records/digest"
     assert shell("run", f"ls {tmp_path}/shared || {plant}").returncode == 0, "a guest does not see it, and writes into its own layer"
-    assert not list(Path(compiled.RECORDS).glob("digest"))
+    assert not list(RECORDS.glob("digest"))
 
 
 def test_the_progress_is_the_file_that_is_being_made(bare: WasmRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Compilation] = []
     real = compiler.report
-    monkeypatch.setattr(compiler, "report", lambda lock, state: (told.append(state), real(lock, state)))
+
+    def report(lock: int, state: Compilation) -> None:
+        told.append(state)
+        real(lock, state)
+
+    monkeypatch.setattr(compiler, "report", report)
     lock = compiler.try_lock(bare._cache)
     assert lock is not None
     words = bare._compiler_arguments(MODULE)
