@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import tempfile
 from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from tests import compiled
 from tests.e2e.program import Shell
@@ -28,6 +34,28 @@ def test_whatever_is_not_ok_says_what_to_do(shell: Shell) -> None:
 def test_the_doctor_agrees_with_what_then_happens(shell: Shell) -> None:
     assert shell("doctor").returncode == 0
     assert shell("run", "true").returncode == 0
+
+
+@pytest.mark.needs_root
+def test_a_file_of_another_user_does_not_make_the_doctor_fail(reachable_checkout: Path) -> None:
+    """As with a fixed name for the file that the doctor writes in a shared directory of its clone."""
+    stranger = 60_702
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as home:
+        os.chown(home, stranger, stranger)
+        taken = Path("/var/tmp/agent-sandbox-probe")
+        made = not taken.exists()
+        taken.touch()
+        try:
+            command = [str(reachable_checkout / ".venv/bin/agent-sandbox"), "--json", "doctor"]
+            environment = {"HOME": home, "PATH": "/usr/bin:/bin", "AGENT_SANDBOX_SHARED_CACHE": f"{home}/shared"}
+            ran = subprocess.run(
+                command, user=stranger, group=stranger, extra_groups=(), env=environment, cwd=home, capture_output=True, check=False
+            )
+        finally:
+            if made:
+                taken.unlink()
+    rows = {row["name"]: row for row in json.loads(ran.stdout)["rows"]}
+    assert (rows["a run"]["status"], rows["a kept run"]["status"]) == ("ok", "ok"), rows
 
 
 def test_the_doctor_leaves_nothing_in_the_state_directory(shell: Shell, tmp_path: Path) -> None:

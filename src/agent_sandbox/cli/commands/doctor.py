@@ -30,7 +30,7 @@ from agent_sandbox.workspace.store import Store
 from agent_sandbox.workspace.view.plan import MachineFacts, plan_view
 
 LITTLE_SPACE = 64 * MIB
-_SHELL = ("/bin/sh", "-c", "echo works; : > /var/tmp/agent-sandbox-probe")
+_SHELL = "echo works; : > /var/tmp/agent-sandbox-probe."  # and a name that nobody else can have taken
 
 
 def throw_away() -> Trial:
@@ -81,10 +81,11 @@ def _launch(layers: Layers) -> Trial:
     state, keys = os.path.realpath(here().host.state), os.path.realpath(here().host.keys)
     policy = cloned(masks=default_masks(homes=here().host.homes, state_dirs=(state,), keys_dirs=(keys,)))
     runtime = ProcessRuntime(single_threaded=True)
+    program = Argv(("/bin/sh", "-c", _SHELL + os.urandom(8).hex()))
 
     def attempt() -> ProcessGuest:
         plan = plan_view(policy.files, tools(), layers, host=MachineFacts.look(), scratch_bytes=16 * MIB)
-        return runtime.launch(Launch(Argv(_SHELL), plan, "/", {"PATH": os.defpath}, CLONED_LIMITS, policy.requires))
+        return runtime.launch(Launch(program, plan, "/", {"PATH": os.defpath}, CLONED_LIMITS, policy.requires))
 
     try:
         with on_a_plan_that_holds(attempt) as guest:

@@ -68,8 +68,8 @@ def _problem(path: str, *, last: bool) -> str:
 
 def _is_own_group(status: os.stat_result) -> bool:
     """Whether the group has this user as its only member, as on systems that give each user a group and the umask 002."""
-    import grp
-    import pwd
+    import grp  # only for a directory that a group can write
+    import pwd  # the same; neither is on every system
 
     if os.geteuid() == 0 or status.st_uid != os.geteuid():
         return False
