@@ -11,7 +11,6 @@ from typing import Literal
 
 from agent_sandbox import Workspace
 from agent_sandbox.assembly import here
-from agent_sandbox.workspace.reality import SETTLED_NS
 from bench import edits, trees
 from bench.peers import Call, Missing, Staged, command
 from bench.trees import GIT, GIT_ENVIRONMENT
@@ -21,6 +20,7 @@ Sort = Literal["new", "replaced"]
 ROOT = Path(__file__).resolve().parent.parent
 FILLING_SECONDS = 300.0
 PROGRAM = str(Path(sys.executable).parent / "agent-sandbox")
+_SETTLED_SECONDS = 2.2  # after that long the content of a small file is not read for a promotion
 
 
 def snapshotting(changed: int) -> Call:
@@ -143,7 +143,7 @@ def _refill(work: Workspace, sort: Sort, files: int) -> None:
     work.reset()
     _empty(Path(work.project), sort, files)
     if sort == "replaced":
-        time.sleep(1.1 * SETTLED_NS / 1e9)
+        time.sleep(_SETTLED_SECONDS)
     _guest(work, "write", work.project, str(files), "new")
     os.sync()
 

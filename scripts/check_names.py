@@ -49,7 +49,10 @@ SAME_NAME_ALLOWED: Mapping[str, str] = {
 }
 
 # Modules whose text is sent into a sandbox: their functions are called by name, in strings of ours.
-SENT_AS_TEXT = (f"{PACKAGE}.selftest.attempts", f"{PACKAGE}.runtime.guest.script_runner", f"{PACKAGE}.runtime.guest_rpc.")
+SENT_AS_TEXT = tuple(
+    f"{PACKAGE}.{name}"
+    for name in ("selftest.attempts", "runtime.guest.file_operations", "runtime.guest.script_runner", "runtime.guest_rpc.")
+)
 # Decorators that only change a function or class. Any other may register it, and is taken for a use.
 PLAIN_DECORATORS = frozenset(
     {"cache", "contextmanager", "dataclass", "final", "lru_cache", "overload", "runtime_checkable", "unique", "wraps"}

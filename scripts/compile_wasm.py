@@ -1,31 +1,41 @@
-"""Compile the WebAssembly interpreter once for this checkout, where the tests of every user find it. Part of `make setup`."""
+"""Compile the WebAssembly interpreter where the program keeps it, for the tests and for everything else. Part of `make setup`.
+
+As root it is compiled for all users of the machine, so the tests of every user find it; otherwise for the user who runs this.
+"""
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
+from agent_sandbox.assembly import here
+from agent_sandbox.cli.commands.setup import compile_wasm
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
 
-PLACE = Path(__file__).resolve().parents[1] / ".venv" / "wasm"
-CACHE, RECORDS = PLACE / "cache", PLACE / "records"
+
+def places() -> tuple[tuple[str, str], ...]:
+    """The directories of compiled files and of their digests that the tests may use. Those of root's must be open to all users."""
+    host = here().host
+    return host.compiled[:1] if host.compiles_for_all else host.compiled
+
+
+def _in_use() -> tuple[Path, Path]:
+    """The first pair with something in it, or else the pair that new files go to."""
+    directory, records = next((place for place in places() if any(Path(place[1]).glob("*.sha256"))), places()[0])
+    return Path(directory), Path(records)
+
+
+CACHE, RECORDS = _in_use()  # read once: tests have an environment of their own later
 
 
 def main() -> None:
     """Nothing to do takes no time."""
-    runtime = WasmRuntime(str(CACHE), str(RECORDS))
-    if runtime.ready_to_count:
+    written, *others = places()
+    if WasmRuntime(*written, others=tuple(others)).ready_to_count:
         return
-    print("setup: compiling the WebAssembly interpreter for the tests; a minute or two", file=sys.stderr)
-    if subprocess.run(runtime.building(counting=True), check=False).returncode:
-        print("setup: WARNING: it could not be compiled, so the tests of the wasm runtime will fail", file=sys.stderr)
-        return
-    for directory, _, names in os.walk(PLACE):  # for the unprivileged half: to be read by anybody, and written by nobody else
-        os.chmod(directory, 0o755)
-        for name in names:
-            os.chmod(Path(directory, name), 0o644)
+    outcome, message = compile_wasm()
+    if outcome != "ready":
+        print(f"setup: WARNING: {message}; the tests of the wasm runtime will fail", file=sys.stderr)
 
 
 if __name__ == "__main__":

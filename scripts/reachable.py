@@ -18,7 +18,7 @@ from pathlib import Path
 CHECKOUT = Path(__file__).resolve().parent.parent
 VARIABLE = "AGENT_SANDBOX_TESTS_CHECKOUT"  # in the environment of the parts of `make test`: the one that was made for all
 STRANGER = 60_705  # an id that nobody has
-COPIED = ("src", "tests", "scripts", "docs", "pyproject.toml", "README.md", "LICENSE")
+COPIED = ("src", "bin", "tests", "scripts", "docs", "pyproject.toml", "README.md", "LICENSE")
 BESIDE = "shared"  # what tests read if it is there, beside the checkout
 PROGRAMS = ("agent-sandbox", "agentbox")
 
@@ -71,9 +71,7 @@ def _copy_environment(copy: Path) -> None:
     subprocess.run([_interpreter(), "-m", "venv", "--without-pip", copy / ".venv"], check=True)
     (old,) = (CHECKOUT / ".venv/lib").glob("python3*/site-packages")
     (new,) = (copy / ".venv/lib").glob("python3*/site-packages")
-    for source, target in ((old, new), (CHECKOUT / ".venv/wasm", copy / ".venv/wasm")):
-        if source.is_dir():
-            shutil.copytree(source, target, dirs_exist_ok=True, copy_function=_linked, symlinks=True)
+    shutil.copytree(old, new, dirs_exist_ok=True, copy_function=_linked, symlinks=True)
     # The editable install names its sources in a .pth file, and its interpreter in the first line of the programs.
     for name in new.glob("*entersandbox*.pth"):
         name.unlink()

@@ -38,6 +38,7 @@ QUESTION = re.compile(rb"\[[yY]/[nN]\]\s*$|\[s\]elect files\s*$|\? *$")
 DIGEST, SAMPLE = re.compile(r"\b[0-9a-f]{32}\b"), "3f9a12c07b5e4d6688f0c1a2b3d4e5f6"
 LONGEST = 60.0  # seconds of silence after which a step counts as hung
 
+PROGRESS = re.compile(r"\r\x1b\[K(?:[^\r\n]*(?=\r\x1b\[K))?")  # a line that is gone when the next one is written
 ESCAPE = re.compile(r"\x1b\[([\d;]*)m|\x1b\[[?!\d;]*[A-Za-z]|\x1b[()][A-Z0-9]|\x1b[=>]|\x1b\][^\x07]*\x07|\r")
 COLOURS = {"31": "#ff7b72", "32": "#7ee787", "33": "#e3b341", "34": "#79c0ff", "35": "#d2a8ff", "36": "#76e3ea", "90": "#8b949e"}
 CELL, LINE, MARGIN, BAR = 8.43, 20, 18, 34
@@ -106,7 +107,7 @@ def _run(typed: str, answer: str, project: Path, home: Path) -> str:
                 asked = True
                 os.write(terminal.fileno(), f"{answer}\n".encode())
         process.wait()
-    return shown.decode()
+    return PROGRESS.sub("", shown.decode())
 
 
 def _chunks(fd: int) -> Iterator[bytes]:

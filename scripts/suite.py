@@ -124,7 +124,7 @@ def run(waiting: list[Part], scratch: Path) -> dict[str, list[str]]:
             tell(done, processor)
             if done is compiling:
                 compiled = True
-                if ROOT:  # not earlier: what was compiled is copied along
+                if ROOT:  # for the parts that run as another user; all of them wait for the compiler
                     os.environ[reachable.VARIABLE] = str(reachable.checkout(scratch))
             if done.process.returncode:
                 failed[done.part.name] = failures(done.said.read_text(errors="replace"))

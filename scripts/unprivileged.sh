@@ -74,6 +74,7 @@ as_user() {
     env --ignore-environment PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin LANG=C.UTF-8 TERM="${TERM:-dumb}" \
         HOME="$top/home" XDG_STATE_HOME="$top/home/state" XDG_DATA_HOME="$top/home/data" XDG_CACHE_HOME="$top/home/cache" \
         XDG_CONFIG_HOME="$top/home/config" XDG_RUNTIME_DIR="$top/home/run" TMPDIR="$top/home" PYTEST_DEBUG_TEMPROOT="$top/home" \
+        ${AGENT_SANDBOX_SHARED_CACHE:+"AGENT_SANDBOX_SHARED_CACHE=$AGENT_SANDBOX_SHARED_CACHE"} \
         PYTHONDONTWRITEBYTECODE=1 HYPOTHESIS_STORAGE_DIRECTORY="$top/home/hypothesis" ${data:+"AGENT_SANDBOX_EVAL_DATA=$data"} \
         ${AGENT_SANDBOX_TEST_PATIENCE:+"AGENT_SANDBOX_TEST_PATIENCE=$AGENT_SANDBOX_TEST_PATIENCE"} \
         setpriv --reuid "$uid" --regid "$uid" --clear-groups --inh-caps=-all --ambient-caps=-all -- "$@"

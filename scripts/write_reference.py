@@ -9,8 +9,9 @@ from __future__ import annotations
 import ast
 import inspect
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import agent_sandbox
 from agent_sandbox.cli.grammar import COMMON, OPTIONS, VERBS, Option
@@ -63,7 +64,7 @@ def command_line() -> Iterator[str]:
         if verb.details:
             yield from ("", "```text", verb.details, "```")
         if verb.options:
-            yield from ("", *_options(verb.options))
+            yield from ("", *_options(verb.options, verb.helps))
     yield from (
         "",
         "## Protected kinds",
@@ -79,10 +80,10 @@ def command_line() -> Iterator[str]:
     yield from (f"| `{option.name}` | {option.later} |" for option in OPTIONS.values() if option.later)
 
 
-def _options(names: tuple[str, ...]) -> Iterator[str]:
+def _options(names: tuple[str, ...], helps: Mapping[str, str] = MappingProxyType({})) -> Iterator[str]:
     yield from ("| option | meaning |", "|---|---|")
     for name in names:
-        yield f"| {_spelling(OPTIONS[name])} | {_cell(OPTIONS[name].help)} |"
+        yield f"| {_spelling(OPTIONS[name])} | {_cell(helps.get(name, OPTIONS[name].help))} |"
 
 
 def _spelling(option: Option) -> str:

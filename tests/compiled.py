@@ -1,4 +1,4 @@
-"""The WebAssembly interpreter that `make setup` has compiled for this checkout, for tests to use as if their user had compiled it."""
+"""The WebAssembly interpreter that `make setup` has compiled, for tests to use as if their user, or root for all users, had compiled it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,15 @@ def runtime(*, warm: int = 0) -> WasmRuntime:
 
 def offer(cache_home: Path, state: Path) -> None:
     """Put it where a user with these directories would have it."""
-    for link, target in ((cache_home / "agent-sandbox" / "wasm", CACHE), (state / "wasm", RECORDS)):
+    _link({cache_home / "agent-sandbox" / "wasm": CACHE, state / "wasm": RECORDS})
+
+
+def offer_to_all(shared: Path) -> None:
+    """Put it where root compiles for all users, if this is `$AGENT_SANDBOX_SHARED_CACHE`."""
+    _link({shared / "wasm" / "cache": CACHE, shared / "wasm" / "records": RECORDS})
+
+
+def _link(targets: dict[Path, Path]) -> None:
+    for link, target in targets.items():
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(target)

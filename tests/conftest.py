@@ -71,6 +71,7 @@ def _state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
     with pytest.MonkeyPatch.context() as patch:
         for kind in ("STATE_HOME", "DATA_HOME", "CACHE_HOME", "CONFIG_HOME", "RUNTIME_DIR"):
             patch.setenv(f"XDG_{kind}", str(tmp_path_factory.mktemp(f"xdg-{kind.lower()}")))
+        patch.setenv("AGENT_SANDBOX_SHARED_CACHE", str(tmp_path_factory.mktemp("shared-cache")))
         patch.setenv("AGENT_SANDBOX_NO_BACKGROUND", "1")  # what compiles for minutes is not started by the way
         yield
 

@@ -9,9 +9,9 @@ back what it changed. `ledger` records every action, before it is performed and 
 right order: decide, record, act, record. `cli` is the command line.
 
 Beside them lie the modules that programs import: `sandbox` (`Sandbox`, `create_sandbox`), `session` (Python interpreters that keep their
-state between turns), `workspaces` (`Workspace`, whose changes wait until they are promoted), `config` (every setting, explained), `result`,
-`aio` (the same for asyncio), `replays` (run a record again), `isolation`, `audit`, and `errors`, the exceptions of this package. A program
-that fails in a sandbox is a result, not an exception.
+state between turns), `workspaces` (`Workspace`, whose changes wait until they are promoted), `files` (files in each of these), `config`
+(every setting, explained), `options` (the same as types), `result`, `aio` (the same for asyncio), `replays` (run a record again),
+`isolation`, `audit`, and `errors`, the exceptions of this package. A program that fails in a sandbox is a result, not an exception.
 
 A module imports only modules of its own level and of lower levels. From the top, these are: the modules just named, then `engine`, then
 `runtime`, `workspace` and `ledger`, then `kernel` and `policy`, then `errors`. Names are loaded when they are first used, because a process
@@ -22,7 +22,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # see `_fast.values`
 if TYPE_CHECKING:
-    from agent_sandbox.aio import AsyncSandbox
+    from agent_sandbox.aio import AsyncFiles, AsyncSandbox, AsyncSession, AsyncWorkspace
     from agent_sandbox.audit import AuditEntry, AuditLevel, AuditLog
     from agent_sandbox.config import SandboxConfig
     from agent_sandbox.errors import (
@@ -42,28 +42,45 @@ if TYPE_CHECKING:
         WorkspaceError,
     )
     from agent_sandbox.executor import CodeExecutor, ExecutionContext, ExecutionResult
+    from agent_sandbox.files import FileEntry, SandboxFiles
     from agent_sandbox.isolation import IsolationBackend, IsolationConfig, ProcessIsolation
+    from agent_sandbox.options import (
+        CreateArguments,
+        RunOptions,
+        SandboxArguments,
+        SandboxSettings,
+        SessionOptions,
+        SimulationOptions,
+        TurnOptions,
+        WorkspaceOptions,
+        WorkspaceSimulationOptions,
+    )
     from agent_sandbox.permissions import FilePermission, NetworkPermission, PermissionLevel, PermissionSet, ProcessPermission
     from agent_sandbox.policy.model import AskRules
     from agent_sandbox.replays import Replay, replay
     from agent_sandbox.result import SandboxResult, SandboxStatus
     from agent_sandbox.sandbox import Sandbox, create_sandbox, shell
     from agent_sandbox.session import SandboxSession
-    from agent_sandbox.workspaces import Workspace
+    from agent_sandbox.workspaces import Workspace, WorkspaceDiff
 
 __all__ = [
     "AskRules",
+    "AsyncFiles",
     "AsyncSandbox",
+    "AsyncSession",
+    "AsyncWorkspace",
     "AuditEntry",
     "AuditLevel",
     "AuditLog",
     "Busy",
     "CodeExecutor",
     "Conflicted",
+    "CreateArguments",
     "Denied",
     "Drift",
     "ExecutionContext",
     "ExecutionResult",
+    "FileEntry",
     "FilePermission",
     "IsolationBackend",
     "IsolationConfig",
@@ -78,24 +95,34 @@ __all__ = [
     "ProcessPermission",
     "RecordError",
     "Replay",
+    "RunOptions",
     "RuntimeUnavailable",
     "Sandbox",
+    "SandboxArguments",
     "SandboxConfig",
     "SandboxError",
+    "SandboxFiles",
     "SandboxResult",
     "SandboxSession",
+    "SandboxSettings",
     "SandboxStatus",
     "SandboxWarning",
+    "SessionOptions",
+    "SimulationOptions",
     "ToolError",
+    "TurnOptions",
     "Workspace",
+    "WorkspaceDiff",
     "WorkspaceError",
+    "WorkspaceOptions",
+    "WorkspaceSimulationOptions",
     "create_sandbox",
     "replay",
     "shell",
 ]
 
 _HOMES = {
-    "aio": ("AsyncSandbox",),
+    "aio": ("AsyncFiles", "AsyncSandbox", "AsyncSession", "AsyncWorkspace"),
     "audit": ("AuditEntry", "AuditLevel", "AuditLog"),
     "config": ("SandboxConfig",),
     "errors": (
@@ -103,10 +130,15 @@ _HOMES = {
         *("RecordError", "RuntimeUnavailable", "SandboxError", "SandboxWarning", "ToolError", "WorkspaceError"),
     ),
     "executor": ("CodeExecutor", "ExecutionContext", "ExecutionResult"),
+    "files": ("FileEntry", "SandboxFiles"),
     "isolation": ("IsolationBackend", "IsolationConfig", "ProcessIsolation"),
+    "options": (
+        *("CreateArguments", "RunOptions", "SandboxArguments", "SandboxSettings", "SessionOptions", "SimulationOptions", "TurnOptions"),
+        *("WorkspaceOptions", "WorkspaceSimulationOptions"),
+    ),
     "policy.model": ("AskRules",),
     "permissions": ("FilePermission", "NetworkPermission", "PermissionLevel", "PermissionSet", "ProcessPermission"),
-    "workspaces": ("Workspace",),
+    "workspaces": ("Workspace", "WorkspaceDiff"),
     "replays": ("Replay", "replay"),
     "result": ("SandboxResult", "SandboxStatus"),
     "sandbox": ("Sandbox", "create_sandbox", "shell"),

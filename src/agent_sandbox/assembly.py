@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from agent_sandbox.workspace.store import SandboxState
 
 LEDGER, APPROVALS, CAPABILITIES, SEARCHES = "ledger.jsonl", "approvals", "capabilities", "searches"
+SHARED_CACHE = "/var/cache/agent-sandbox"
 ONE_WALL = "wasm-one-wall"  # used if the caller names it, or if the system has no other runtime
 NOT_LINUX = "the confinement of a process is Linux's, and this is another system"
 WARM = 24  # guests that may wait ready. Each takes at most 8 MB; all together, about as much as one browser tab
@@ -61,6 +62,7 @@ class Host:
     config: str  # the user's own settings
     background: bool = True  # whether a background process may go on after the caller has its answer
     search_path: str = ""  # the caller's PATH: programs in it stay visible
+    shared: str = SHARED_CACHE  # files that root has made for all users and that can be made again
 
     @classmethod
     def here(cls) -> Host:
@@ -69,6 +71,7 @@ class Host:
         `$AGENT_SANDBOX_STATE` and `$AGENT_SANDBOX_KEYS` choose directories. Without them, the directories are `agent-sandbox` in the XDG
         directories. A relative XDG directory is ignored, as its specification asks. A chosen state directory holds its own keys, beside the
         ledger, unless the keys are chosen, too. If `$AGENT_SANDBOX_NO_BACKGROUND` is set, nothing is compiled in a background process.
+        `$AGENT_SANDBOX_SHARED_CACHE` chooses another directory for what root compiles for all users.
         """
         home = next((os.path.normpath(each) for each in (os.environ.get("HOME", ""), _account_home()) if os.path.isabs(each)), "/")
         chosen, keys = os.environ.get("AGENT_SANDBOX_STATE"), os.environ.get("AGENT_SANDBOX_KEYS")
@@ -85,12 +88,13 @@ class Host:
             _xdg("XDG_CONFIG_HOME", home, ".config"),
             not os.environ.get("AGENT_SANDBOX_NO_BACKGROUND"),
             os.environ.get("PATH", ""),
+            os.path.abspath(os.environ.get("AGENT_SANDBOX_SHARED_CACHE") or SHARED_CACHE),
         )
 
     def unchosen(self) -> Host:
         """Return this host with the user's default state and key directories, even if environment variables choose others."""
         state, data = _xdg("XDG_STATE_HOME", self.home, ".local/state"), _xdg("XDG_DATA_HOME", self.home, ".local/share")
-        return Host(self.home, state, self.cache, os.path.join(data, "keys"), self.config, self.background, self.search_path)
+        return Host(self.home, state, self.cache, os.path.join(data, "keys"), self.config, self.background, self.search_path, self.shared)
 
     def of_user(self, user: str) -> Host:
         """Return the host of another user, with that user's default directories. Raises `PolicyError` for an unknown user."""
@@ -101,7 +105,22 @@ class Host:
         except KeyError:
             raise PolicyError(f"there is no user {user!r}", hint="name one of this machine") from None
         state, keys = os.path.join(top, ".local/state/agent-sandbox"), os.path.join(top, ".local/share/agent-sandbox/keys")
-        return Host(top, state, self.cache, keys, self.config, self.background, self.search_path)
+        return Host(top, state, self.cache, keys, self.config, self.background, self.search_path, self.shared)
+
+    @property
+    def compiled(self) -> tuple[tuple[str, str], ...]:
+        """Directories of compiled WebAssembly and of its digests. New files go to the first; the others are read, too.
+
+        Root compiles for all users of the machine, everybody else for themselves.
+        """
+        own = os.path.join(self.cache, "wasm"), os.path.join(self.state, "wasm")
+        shared = os.path.join(self.shared, "wasm", "cache"), os.path.join(self.shared, "wasm", "records")
+        return (shared, own) if self.compiles_for_all else (own, shared)
+
+    @property
+    def compiles_for_all(self) -> bool:
+        """Whether all users may use what this user compiles: only root's files can be trusted by everybody."""
+        return hasattr(os, "geteuid") and os.geteuid() == 0
 
     @property
     def elevations(self) -> str:
@@ -263,7 +282,7 @@ class Assembly:
             homes=host.homes,
             homes_of_others=host.homes_of_others,
             projects=projects,
-            state_dirs=map(os.path.realpath, (host.state, others.state)),
+            state_dirs=map(os.path.realpath, (host.state, others.state, host.shared)),
             keys_dirs=map(os.path.realpath, (host.keys, others.keys)),
         )
         return listed if searched is None else self._with_found(listed, projects, tuple(dict.fromkeys(filter(_is_searched, searched))))
@@ -292,7 +311,7 @@ class Assembly:
         masks |= found
         return tuple(masks[path] for path in sorted(masks))
 
-    def runtimes(self, wish: str, registry: Registry | None = None) -> Runtimes:
+    def runtimes(self, wish: str, registry: Registry | None = None, *, announce: Callable[[str], None] | None = None) -> Runtimes:
         """Return the runtimes to choose from. `wish` is the name of one runtime, or "auto" for the best one.
 
         Without a registry, all sandboxes of this process share one set of runtimes, and with it the results of earlier probes. Raises
@@ -301,12 +320,12 @@ class Assembly:
         if registry is not None:
             from agent_sandbox.engine.runtimes import Runtimes
 
-            return Runtimes(wish, registry, background=self.host.background)
+            return Runtimes(wish, registry, background=self.host.background, announce=announce)
         if sys.platform != "linux":
             if wish == "process":
                 raise _not_linux()
             wish = ONE_WALL
-        return _runtimes(wish, self.host.cache, self.host.state, self.host.background)
+        return _runtimes(wish, self.host.compiled, self.host.compiles_for_all, self.host.background)
 
     def only(self, runtime: Runtime) -> Runtimes:
         """Return a `Runtimes` that always chooses this runtime."""
@@ -322,11 +341,11 @@ class Assembly:
 
     def wasm(self, *, warm: int = WARM) -> WasmRuntime:
         """Return the wasm runtime that this process shares. `warm` is how many of its guests may wait ready."""
-        return _wasm(self.host.cache, self.host.state, warm)
+        return _wasm(self.host.compiled, self.host.compiles_for_all, warm)
 
     def one_wall(self) -> OneWall:
         """Return the runtime that isolates by the WebAssembly engine alone, without the kernel's confinement."""
-        return _one_wall(self.host.cache, self.host.state)
+        return _one_wall(self.host.compiled)
 
     def command_line_registry(self, forked: Zygote | None = None) -> Registry:
         """Return the runtimes of the command line. Its process has one thread, so native programs can start from a fork of it.
@@ -345,7 +364,7 @@ class Assembly:
 def registry() -> Registry:
     """Return the registry of runtimes that all sandboxes of this process share. A runtime registered in it can be selected by name."""
     host = Host.here()
-    return _registry(host.cache, host.state)
+    return _registry(host.compiled, host.compiles_for_all)
 
 
 def _not_linux() -> RuntimeUnavailable:
@@ -353,18 +372,18 @@ def _not_linux() -> RuntimeUnavailable:
 
 
 @lru_cache(maxsize=8)
-def _runtimes(wish: str, cache: str, state: str, background: bool) -> Runtimes:
+def _runtimes(wish: str, compiled: tuple[tuple[str, str], ...], public: bool, background: bool) -> Runtimes:
     from agent_sandbox.engine.runtimes import Runtimes
 
-    return Runtimes(wish, _registry(cache, state), background=background)
+    return Runtimes(wish, _registry(compiled, public), background=background)
 
 
 @lru_cache(maxsize=2)
-def _registry(cache: str, state: str) -> Registry:
+def _registry(compiled: tuple[tuple[str, str], ...], public: bool) -> Registry:
     registry = Registry()
     registry.register("process", _process)
-    registry.register("wasm", lambda: _wasm(cache, state, WARM))
-    registry.register(ONE_WALL, lambda: _one_wall(cache, state), automatic=False)
+    registry.register("wasm", lambda: _wasm(compiled, public, WARM))
+    registry.register(ONE_WALL, lambda: _one_wall(compiled), automatic=False)
     return registry
 
 
@@ -379,17 +398,19 @@ def _process() -> ProcessRuntime:
 
 
 @lru_cache(maxsize=2)
-def _wasm(cache: str, state: str, warm: int) -> WasmRuntime:
+def _wasm(compiled: tuple[tuple[str, str], ...], public: bool, warm: int) -> WasmRuntime:
     from agent_sandbox.runtime.wasm.runtime import WasmRuntime  # loaded late: only users of the extra `wasm` need it
 
-    return WasmRuntime(os.path.join(cache, "wasm"), os.path.join(state, "wasm"), warm=warm)
+    written, *others = compiled
+    return WasmRuntime(*written, others=tuple(others), public=public, warm=warm)
 
 
 @lru_cache(maxsize=1)
-def _one_wall(cache: str, state: str) -> OneWall:
+def _one_wall(compiled: tuple[tuple[str, str], ...]) -> OneWall:
     from agent_sandbox.runtime.wasm.one_wall import OneWall
 
-    return OneWall(os.path.join(cache, "wasm"), os.path.join(state, "wasm"))
+    written, *others = compiled
+    return OneWall(*written, others=tuple(others))
 
 
 def words_that_count(policy: Policy) -> Callable[[Word], bool] | None:

@@ -12,8 +12,10 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
+from types import NoneType
 from typing import Any
 
+from agent_sandbox._calls import check_type
 from agent_sandbox._fast.values import dataclass, field
 from agent_sandbox.engine.gate import EntryWriter
 from agent_sandbox.ledger.chain import entries
@@ -70,6 +72,8 @@ class AuditLog:
         *,
         level: AuditLevel = AuditLevel.DEBUG,
     ) -> None:
+        check_type("max_entries", max_entries, int, NoneType, write="AuditLog(max_entries=10_000)")
+        check_type("level", level, AuditLevel, write="level=AuditLevel.DEBUG")
         self._on_entry = on_entry
         self._level = level
         self._lock = threading.Lock()

@@ -17,13 +17,12 @@ from agent_sandbox.audit import AuditLevel
 from agent_sandbox.engine.code_check import EarlyLook
 from agent_sandbox.engine.tools import named
 from agent_sandbox.errors import PolicyError
+from agent_sandbox.options import PathLike
 from agent_sandbox.policy.code.patterns import Rule
 from agent_sandbox.policy.hosts import NO_NETWORK
 from agent_sandbox.policy.model import EVERYWHERE, MIB, Limits, Policy, ProgramRules, locked, repeatable
 from agent_sandbox.policy.paths import PathPattern, Tree, ancestors, anchor, normalise, parse
 from agent_sandbox.policy.secrets import Mask, reveal
-
-PathLike = str | bytes | os.PathLike[str]
 
 # Setting, its field in `Limits`, and the factor between their units.
 _LIMITS = (
@@ -190,7 +189,7 @@ class SandboxConfig:
                 self.allow_shell,
                 lines=self.allow_shell,
             ),
-            tools=self.callable_tools(()),
+            tools=self._callable_tools(()),
         )
         return repeatable(policy) if self.deterministic else policy
 
@@ -199,17 +198,17 @@ class SandboxConfig:
         """Messages about settings that have no effect here."""
         return (NO_NETWORK,) if self.allow_network else ()
 
-    def early_look(self) -> EarlyLook | None:
+    def _early_look(self) -> EarlyLook | None:
         """Return the check of code before it runs; None if `validate_code` is off."""
         rules = self.blocked_patterns
         return EarlyLook(None if rules is None else tuple(rules)) if self.validate_code else None
 
-    def callable_tools(self, more: Iterable[str]) -> tuple[str, ...]:
+    def _callable_tools(self, more: Iterable[str]) -> tuple[str, ...]:
         """Return the names of the tools that code may call: the configured tools and `more`, without `denied_tools`."""
-        return tuple(sorted({*self.toolbox, *more} - {*self.denied_tools}))
+        return tuple(sorted({*self._toolbox, *more} - {*self.denied_tools}))
 
     @property
-    def toolbox(self) -> dict[str, Callable[..., object]]:
+    def _toolbox(self) -> dict[str, Callable[..., object]]:
         """The configured tools, by name."""
         assert isinstance(self.tools, Mapping), "it was made one"
         return dict(self.tools)

@@ -11,18 +11,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from agent_sandbox._calls import check_type, code_of
 from agent_sandbox.assembly import here
 from agent_sandbox.audit import AuditLog
-from agent_sandbox.config import PathLike, SandboxConfig, environment
+from agent_sandbox.config import SandboxConfig, environment
 from agent_sandbox.engine.work import Code, Work, action_of
 from agent_sandbox.errors import Denied, PolicyError
 from agent_sandbox.isolation import IsolationBackend, IsolationConfig, ProcessIsolation
+from agent_sandbox.options import PathLike
 from agent_sandbox.permissions import PermissionSet
 from agent_sandbox.policy.action import LANGUAGES, canonical_language
 from agent_sandbox.policy.code.patterns import Rule, Validation
 from agent_sandbox.policy.decide import Deny
 from agent_sandbox.result import SandboxResult, refused
-from agent_sandbox.sandbox import Sandbox, code_of
+from agent_sandbox.sandbox import Sandbox
 
 
 @dataclass(frozen=True)
@@ -40,10 +42,11 @@ class ExecutionContext:
     def __post_init__(self) -> None:
         if not self.id:
             raise PolicyError("id is empty", hint='write id="task_123", or leave it out')
+        check_type("language", self.language, str, write='language="python"')
         object.__setattr__(self, "env_vars", environment(self.env_vars))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ExecutionResult(SandboxResult):
     """The sandbox's result of an execution, with its context and the issues found in the code."""
 
@@ -69,6 +72,12 @@ class CodeExecutor:
         dotted name or `name(`. `validate=False` turns off the early warning, never the isolation. Every execution and every refusal is in
         the ledger, and in `audit` as well. Raises `PolicyError` for permissions that cannot be enforced.
         """
+        if permissions is not None:
+            check_type("permissions", permissions, PermissionSet, write="permissions=PermissionSet(…)")
+        if backend is not None:
+            check_type("backend", backend, IsolationBackend, write="backend=ProcessIsolation()")
+        if audit is not None:
+            check_type("audit", audit, AuditLog, write="audit=AuditLog()")
         self.permissions = permissions if permissions is not None else PermissionSet()
         self.backend = backend or ProcessIsolation()
         self.audit = audit
@@ -98,7 +107,7 @@ class CodeExecutor:
         )
 
     def _issues(self, code: str, language: str) -> list[dict[str, Any]]:
-        look = self.permissions.settings(**{**self._looking, "validate_code": True}).early_look()
+        look = self.permissions.settings(**{**self._looking, "validate_code": True})._early_look()
         assert look is not None, "it was asked for"
         validation = look.issues(self.permissions.policy(), code_of(code, language)) or Validation()
         return [{"pattern": issue.pattern, "reason": issue.reason, "line": issue.line} for issue in validation.issues]
@@ -126,5 +135,5 @@ class CodeExecutor:
         config = SandboxConfig(**self._looking)
         ledger = here().ledger() if self.audit is None else self.audit.over(here().ledger())
         gate = here().gate(config.policy(), sandbox=context.id, ledger=ledger)
-        if (look := config.early_look()) is not None:
+        if (look := config._early_look()) is not None:
             look.check(gate, what, action_of(Work(what, context.env_vars)))

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from agent_sandbox.assembly import here
-from agent_sandbox.config import PathLike, SandboxConfig
+from agent_sandbox.config import SandboxConfig
 from agent_sandbox.errors import PolicyError, RuntimeUnavailable
+from agent_sandbox.options import PathLike
 from agent_sandbox.result import SandboxResult
 from agent_sandbox.sandbox import Sandbox
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
-from typing import Any
+from typing import Any, Unpack
 
-from agent_sandbox.config import PathLike, SandboxConfig
+from agent_sandbox.config import SandboxConfig
 from agent_sandbox.errors import PolicyError
+from agent_sandbox.options import PathLike, SandboxSettings
 from agent_sandbox.policy.code.patterns import CodeGrant, granted
 from agent_sandbox.policy.hosts import NetworkRules, network_rules
 from agent_sandbox.policy.model import Policy, ProgramRules
@@ -147,7 +148,7 @@ class PermissionSet:
         """The features that code may use with these permissions, for the check of code before a run."""
         return granted(self.policy())
 
-    def settings(self, **more: Any) -> SandboxConfig:
+    def settings(self, **more: Unpack[SandboxSettings]) -> SandboxConfig:
         """Return these permissions, and the settings in `more`, as settings of a sandbox."""
         return self.over(SandboxConfig(**more))
 

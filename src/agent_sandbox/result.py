@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 NOTHING_CHANGED = ChangeSet()
 _TRACEBACK = "Traceback (most recent call last):"
 _JAVASCRIPT_ERROR = re.compile(r"^(?:Uncaught )?[\w$.]*(?:Error|Exception)\b.*$", re.MULTILINE)
+_SHOWN = 60  # characters of output, and of any other text, in the repr of a result
 _LONGEST_ERROR = 2000  # characters; the whole of it is in stderr
 
 
@@ -36,7 +37,7 @@ class SandboxStatus(Enum):
     TIMEOUT = "timeout"  # a limit on time or fuel ended the run
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SandboxResult:
     """The result of a run. `error` is None if the run completed, else one line. If nothing ran, `exit_code` and `exit` are None.
 
@@ -80,6 +81,24 @@ class SandboxResult:
     def success(self) -> bool:
         """Whether the program ran and ended with exit code 0."""
         return self.status is SandboxStatus.COMPLETED
+
+    def __repr__(self) -> str:
+        """Return one short line. Of output and text it shows only the beginning: the whole may be long, or secret."""
+        parts = [self.status.name]
+        parts += [f"exit_code={self.exit_code}"] if self.exit_code is not None else []
+        parts += [f"error={_beginning(self.error)}"] if self.error else []
+        parts += [f"{name}={_beginning(text)}" for name, text in (("stdout", self.stdout), ("stderr", self.stderr)) if text]
+        parts += [f"value={_beginning(repr(self.value), plain=True)}"] if self.value is not None else []
+        parts += [f"value_repr={_beginning(self.value_repr)}"] if self.value_repr is not None else []
+        parts += [f"changes={len(self.changes)}"] if self.changes else []
+        parts += [f"limits_hit={self.limits_hit}"] if self.limits_hit else []
+        return f"{type(self).__name__}({', '.join(parts)}, execution_time={self.execution_time:.3f})"
+
+
+def _beginning(text: str, *, plain: bool = False) -> str:
+    """Return the beginning of a text on one line, in quotes unless it is `plain` source, and with its length if it is cut."""
+    shown = text[:_SHOWN].encode("ascii", "backslashreplace").decode() if plain else ascii(text[:_SHOWN])
+    return shown if len(text) <= _SHOWN else f"{shown}… ({len(text):,} characters)"
 
 
 def completed(outcome: Outcome, *, sandbox_id: str, language: str | None, wall: str) -> SandboxResult:

@@ -7,19 +7,33 @@ caller's settings or of this machine is raised: `PolicyError`, `RuntimeUnavailab
 
 from __future__ import annotations
 
-import codecs
 import json  # noqa: F401  for `_fast.encoding`, which uses it if it is loaded
 import os
 import secrets
-import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
 from agent_sandbox import policy_files, result
-from agent_sandbox._fast.values import dataclass, replace
+from agent_sandbox._calls import (
+    ENVIRONMENT,
+    Run,
+    Runs,
+    Shell,
+    TextListener,
+    check_timeout,
+    check_type,
+    code_of,
+    encoded,
+    shell,
+    with_arguments,
+    with_variables,
+    work_of,
+)
+from agent_sandbox._fast.values import replace
 from agent_sandbox.assembly import here
 from agent_sandbox.audit import AuditLevel, AuditLog
 from agent_sandbox.config import SandboxConfig, check_seed
@@ -29,159 +43,27 @@ from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.tools import named
 from agent_sandbox.engine.work import Code, Command, Work, action_of
 from agent_sandbox.errors import Denied, PolicyError, RuntimeUnavailable, SandboxError, SandboxWarning
-from agent_sandbox.policy.action import canonical_language
-from agent_sandbox.policy.model import Guarantee, Policy, repeatable
+from agent_sandbox.options import CreateArguments, OnOutput, RunOptions, SandboxSettings, SessionOptions, SimulationOptions
+from agent_sandbox.policy.action import LANGUAGES, canonical_language
+from agent_sandbox.policy.model import AskRules, Guarantee, Policy, repeatable
 from agent_sandbox.policy.paths import Glob
 from agent_sandbox.result import SandboxResult, SandboxStatus
-from agent_sandbox.runtime.base import Guest
 
 if TYPE_CHECKING:
     from agent_sandbox.approvals import Asking
+    from agent_sandbox.engine.file_access import FileAnswer, FileRequest
     from agent_sandbox.engine.gate import Approver
     from agent_sandbox.engine.records import Record
     from agent_sandbox.engine.simulation.plan import EffectPlan
+    from agent_sandbox.files import SandboxFiles
     from agent_sandbox.permissions import PermissionSet
     from agent_sandbox.policy.action import Action
     from agent_sandbox.policy.decide import Ask
-    from agent_sandbox.policy.model import AskRules
     from agent_sandbox.policy.tokens import Token
     from agent_sandbox.replays import Replay
     from agent_sandbox.session import SandboxSession
 
-ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}
-CLOSING_SECONDS = 10.0  # how long close() waits for runs in other threads; killing one takes milliseconds
-
-
-OnOutput = Callable[[Literal["stdout", "stderr"], str], object]
-
-
-class RunOptions(TypedDict, total=False):
-    """Options of each piece of work.
-
-    stdin: its input, text or bytes; nothing by default.
-    env_vars: added to those of the configuration.
-    timeout: seconds of wall time, in place of the configuration's.
-    args: the arguments of the program.
-    tools: functions that Python code may call, beside those of the configuration.
-    deterministic, seed: in place of the configuration's.
-    record: a file to write the record of a deterministic run to, for `replay`.
-    on_output: called with "stdout" or "stderr" and text as it arrives, in the thread that runs the work. An exception in it ends the run.
-    """
-
-    stdin: str | bytes
-    env_vars: Mapping[str, str]
-    timeout: float
-    args: Sequence[str]
-    tools: Mapping[str, Callable[..., object]] | Iterable[Callable[..., object]]
-    deterministic: bool
-    seed: int
-    record: str | os.PathLike[str]
-    on_output: OnOutput
-
-
-class SessionOptions(TypedDict, total=False):
-    """Options of a session. They hold for all of its turns; `timeout` limits each turn."""
-
-    env_vars: Mapping[str, str]
-    timeout: float
-    args: Sequence[str]
-    tools: Mapping[str, Callable[..., object]] | Iterable[Callable[..., object]]
-    on_output: OnOutput
-
-
-class TurnOptions(TypedDict, total=False):
-    """Options of one turn. `timeout` and `on_output` replace those of the session."""
-
-    stdin: str | bytes
-    timeout: float
-    on_output: OnOutput
-
-
-@dataclass(frozen=True)
-class Shell:
-    """A command line for bash."""
-
-    text: str
-
-
-def shell(text: str) -> Shell:
-    """Return a bash command line for `Sandbox.run`, where a plain string is Python code."""
-    return Shell(text)
-
-
-def code_of(code: str, language: str) -> Code:
-    """Return the arguments of `execute` as one value. Raises TypeError unless both are strings."""
-    for name, value in (("code", code), ("language", language)):
-        if not isinstance(value, str):
-            raise TypeError(f"{name} is a str, not {type(value).__name__}")
-    return Code(canonical_language(language), code)
-
-
-def work_of(work: str | Sequence[str] | Shell) -> Code | Command:
-    """Return the argument of `run` as code or a command."""
-    match work:
-        case str():
-            return Code("python", work)
-        case Shell(text=text):
-            return Code("bash", text)
-        case _:
-            return Command(tuple(work))
-
-
-def with_arguments(what: Code | Command, args: Sequence[str]) -> Code | Command:
-    """Return the work with these arguments added to its own."""
-    return replace(what, arguments=(*what.arguments, *args)) if isinstance(what, Code) else Command((*what.argv, *args))
-
-
-def encoded(text: str | bytes) -> bytes:
-    """Return standard input as bytes. Text becomes UTF-8; surrogates are encoded too, so no text is refused."""
-    if not isinstance(text, str):
-        return memoryview(text).tobytes()  # unlike bytes(), it does not take a number for a length
-    try:
-        return text.encode("utf-8", "surrogateescape")  # surrogate escapes become the original bytes again
-    except UnicodeEncodeError:
-        return text.encode("utf-8", "surrogatepass")
-
-
-class TextListener:
-    """Decodes a run's output as it arrives, and passes the text to a callback. A character may arrive in two pieces."""
-
-    def __init__(self, call: OnOutput) -> None:
-        self._call = call
-        self._decoders = {name: codecs.getincrementaldecoder("utf-8")("replace") for name in ("stdout", "stderr")}
-
-    def __call__(self, stream: str, data: bytes) -> None:
-        self._tell(stream, self._decoders[stream].decode(data))
-
-    def finish(self) -> None:
-        """Pass on a replacement character for an incomplete character at the end of the output."""
-        for stream, decoder in self._decoders.items():
-            self._tell(stream, decoder.decode(b"", final=True))
-
-    def _tell(self, stream: str, text: str) -> None:
-        if text:
-            self._call("stdout" if stream == "stdout" else "stderr", text)
-
-
-class Run:
-    """The handle of one execution. It can be cancelled from any thread, also before it begins."""
-
-    def __init__(self) -> None:
-        self._guest: Guest | None = None
-        self._cancelled = False
-        self.thread = 0  # the thread that runs it; 0 before it begins
-
-    def started(self, guest: Guest) -> None:
-        """Remember the running guest. If the run is already cancelled, kill the guest."""
-        self._guest = guest
-        if self._cancelled:
-            guest.kill()
-
-    def cancel(self) -> None:
-        """Kill the run, now or as soon as it begins."""
-        self._cancelled = True  # first: `started` sets the guest and then reads this, so one of the two kills
-        if self._guest is not None:
-            self._guest.kill()
+__all__ = ["Sandbox", "Shell", "create_sandbox", "shell"]
 
 
 class Sandbox:
@@ -203,7 +85,7 @@ class Sandbox:
         approver: Approver | Callable[[Action, Ask], bool] | None = None,
         capabilities: Iterable[Token | str] = (),
         name: str = "",
-        **settings: Any,
+        **settings: Unpack[SandboxSettings],
     ) -> None:
         """`settings` are fields of `SandboxConfig` that replace those in `config`. Raises `PolicyError` if they cannot be enforced.
 
@@ -213,11 +95,12 @@ class Sandbox:
         without one, people answer with `agent-sandbox approve`. Actions covered by `capabilities` need no approval. An answer for the
         whole run holds until this sandbox is closed. A capability is granted to a sandbox by its `name`, or by its `id` if it has no name.
         """
+        _check_arguments(config, permissions, audit, asks, name)
         chosen = replace(config or SandboxConfig(), **settings)
         self.config = chosen if permissions is None else permissions.over(chosen)
         self.id = secrets.token_hex(8)
         wanted = self.config.policy() if asks is None else replace(self.config.policy(), asks=asks)
-        bound = policy_files.bound(wanted, self.config.early_look())
+        bound = policy_files.bound(wanted, self.config._early_look())
         self._early, self._most_seconds = bound.early, bound.most_seconds
         self._warnings = (*self.config.warnings, *bound.warnings)
         self._asking: Asking | None = None
@@ -233,11 +116,8 @@ class Sandbox:
         self._ledger = self.audit.over(here().ledger()) if self.audit is not None else here().ledger()
         self._session = self._lately = self._session_for(bound.policy, self._early)  # `_lately`: the last session for other settings
         self._expires = None if self.config.lifetime_seconds is None else time.monotonic() + self.config.lifetime_seconds
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
-        self._runs: set[Run] = set()
-        self._sessions: set[SandboxSession] = set()
-        self._closed = False
+        self._runs = Runs("sandbox", self._check_lifetime)
+        self._sessions: weakref.WeakSet[SandboxSession] = weakref.WeakSet()  # a session that nobody has any more ends
         self._last = SandboxStatus.PENDING
         self._check_the_view_can_be_built()
         for warning in self._warnings:
@@ -249,11 +129,29 @@ class Sandbox:
     @property
     def status(self) -> SandboxStatus:
         """PENDING before the first run, RUNNING during a run, else the status of the latest run."""
-        with self._lock:
-            return SandboxStatus.RUNNING if self._runs else self._last
+        return SandboxStatus.RUNNING if self._runs.any else self._last
 
     @property
-    def observes(self) -> bool:
+    def files(self) -> SandboxFiles:
+        """The files that a run of this sandbox sees, to be read and listed. Nothing can be written, because nothing is kept between runs.
+
+        To write files, use those of a session or of a `Workspace`.
+
+        >>> Sandbox(allow_file_read=True, allowed_paths=[project]).files.read(project / "notes.txt")
+        'one\\n'
+        """
+        from agent_sandbox.files import SandboxFiles  # few sandboxes use files this way
+
+        why = "a sandbox keeps no files between runs"
+        return SandboxFiles(
+            self._use_file,
+            self.config.cwd or SCRATCH,
+            unkept=lambda path: why,
+            instead="use the files of sandbox.session() or Workspace.over(…)",
+        )
+
+    @property
+    def _observes(self) -> bool:
         """Whether runs are observed: at audit level DEBUG, but not inside WebAssembly, which cannot be observed."""
         return self.config.enable_audit and self.config.audit_level is AuditLevel.DEBUG and self.config.runtime != "wasm"
 
@@ -263,37 +161,42 @@ class Sandbox:
         Languages are python, javascript, ruby and bash, also by their usual aliases. Raises as the module describes, and `SandboxError`
         when the sandbox has been closed or its lifetime is over.
         """
-        return self.perform(Run(), code_of(code, language), **options)
+        return self._perform(Run(), code_of(code, language), **options)
 
     def run(self, work: str | Sequence[str] | Shell, **options: Unpack[RunOptions]) -> SandboxResult:
         """Run Python code (a string), a program with its arguments (a sequence of words), or a bash command line (`shell("…")`)."""
-        return self.perform(Run(), work_of(work), **options)
+        return self._perform(Run(), work_of(work), **options)
 
-    def simulate(
+    def simulate(self, work: str | Sequence[str] | Shell, **options: Unpack[SimulationOptions]) -> EffectPlan:
+        """Run work as `run` does, and return its effects: files, programs, network requests and secrets, each with a risk.
+
+        The plan cannot be applied, because this sandbox keeps no changes: use `Workspace.simulate` for that. Raises `Denied`, and as the
+        module describes.
+        """
+        return self._simulated(Run(), work_of(work), **options)
+
+    def _simulated(
         self,
-        work: str | Sequence[str] | Shell,
+        run: Run,
+        what: Code | Command,
         *,
         stdin: str | bytes = b"",
         env_vars: Mapping[str, str] | None = None,
         timeout: float | None = None,
         args: Sequence[str] = (),
     ) -> EffectPlan:
-        """Run work as `run` does, and return its effects: files, programs, network requests and secrets, each with a risk.
-
-        The plan cannot be applied, because this sandbox keeps no changes: use `Workspace.simulate` for that. Raises `Denied`, and as the
-        module describes.
-        """
         from agent_sandbox.engine.simulation.run import plan_apart  # few sandboxes simulate anything
 
-        run, status = Run(), SandboxStatus.FAILED
-        env = {**ENVIRONMENT, **self.config.env_vars, **(env_vars or {})}
-        self.begin(run)
+        check_timeout(timeout)
+        env = with_variables({**ENVIRONMENT, **self.config.env_vars}, env_vars)
+        asked = Work(with_arguments(what, args), env, cwd=self.config.cwd, stdin=encoded(stdin), on_start=run.started)
+        status = SandboxStatus.FAILED
+        self._runs.begin(run)
         try:
-            asked = Work(with_arguments(work_of(work), args), env, cwd=self.config.cwd, stdin=encoded(stdin), on_start=run.started)
-            plan = plan_apart(self.within(timeout, deterministic=self.config.deterministic)[0], asked, self.config.cwd or SCRATCH)
+            plan = plan_apart(self._within(timeout, deterministic=self.config.deterministic)[0], asked, self.config.cwd or SCRATCH)
             status = SandboxStatus.COMPLETED
         finally:
-            self.end(run, status)
+            self._end(run, status)
         return plan
 
     def session(self, **options: Unpack[SessionOptions]) -> SandboxSession:
@@ -306,17 +209,12 @@ class Sandbox:
         from agent_sandbox.session import SandboxSession  # which is made of this module
 
         session = SandboxSession(self, **options)
-        with self._lock:
-            self.check_open()
+        with self._runs.lock():
+            self._runs.check_open()
             self._sessions.add(session)
         return session
 
-    def forget(self, session: SandboxSession) -> None:
-        """Remove a closed session from this sandbox's list of open sessions."""
-        with self._lock:
-            self._sessions.discard(session)
-
-    def perform(
+    def _perform(
         self,
         run: Run,
         what: Code | Command,
@@ -332,32 +230,33 @@ class Sandbox:
         on_output: OnOutput | None = None,
     ) -> SandboxResult:
         """Run work. `run` is a handle with which another thread can cancel it."""
+        check_timeout(timeout)
         handed = named(tools) if tools != () else {}
-        listener = TextListener(on_output) if on_output is not None else None
-        self.begin(run)
+        listener = TextListener.of(on_output)
+        work = Work(
+            with_arguments(what, args),
+            with_variables({**ENVIRONMENT, **self.config.env_vars}, env_vars),
+            cwd=self.config.cwd,
+            stdin=encoded(stdin),
+            preload=tuple(self.config.preload),
+            on_output=listener,
+            on_start=run.started,
+            tools={**self.config._toolbox, **handed},
+            ends=self._expires,
+            seed=self.config.seed if seed is None else seed,
+            record="" if record is None else os.fspath(record),
+        )
+        check_seed(work.seed)
+        same = self.config.deterministic if deterministic is None else deterministic
         status = SandboxStatus.FAILED  # also when an exception passes through
+        self._runs.begin(run)
         try:
-            work = Work(
-                with_arguments(what, args),
-                {**ENVIRONMENT, **self.config.env_vars, **(env_vars or {})},
-                cwd=self.config.cwd,
-                stdin=encoded(stdin),
-                preload=tuple(self.config.preload),
-                on_output=listener,
-                on_start=run.started,
-                tools={**self.config.toolbox, **handed},
-                ends=self._expires,
-                seed=self.config.seed if seed is None else seed,
-                record="" if record is None else os.fspath(record),
-            )
-            check_seed(work.seed)
-            same = self.config.deterministic if deterministic is None else deterministic
-            if self.observes and not same:
+            if self._observes and not same:
                 work = replace(work, observe=True, log_observed=True)
             outcome = self._result(work, timeout, same)
             status = outcome.status
         finally:
-            self.end(run, status)
+            self._end(run, status)
         if listener is not None:
             listener.finish()
         return outcome
@@ -371,16 +270,26 @@ class Sandbox:
         stdin: bytes | None = None,
     ) -> Replay:
         """Replay a record in this sandbox, and report differences: see `agent_sandbox.replay`."""
+        return self._replayed(Run(), record, env_vars=env_vars, code=code, stdin=stdin)
+
+    def _replayed(
+        self,
+        run: Run,
+        record: str | os.PathLike[str] | Record,
+        *,
+        env_vars: Mapping[str, str] | None,
+        code: str | None,
+        stdin: bytes | None,
+    ) -> Replay:
         from agent_sandbox import replays  # few sandboxes replay anything
         from agent_sandbox.engine.records import Record, Recorder, read
 
         recorded = record if isinstance(record, Record) else read(os.fspath(record))
         what, given = replays.what_to_run(recorded, code, stdin)
         policy, identity = repeatable(self._session.policy), self._session.runtimes.identity
-        env = {**ENVIRONMENT, **self.config.env_vars, **(env_vars or {})}
+        env = with_variables({**ENVIRONMENT, **self.config.env_vars}, env_vars)
         replays.check(recorded, policy, env, self.config.cwd or SCRATCH, identity)
-        run = Run()
-        self.begin(run)
+        self._runs.begin(run)
         status = SandboxStatus.FAILED
         try:
             work = Work(what, env, cwd=self.config.cwd, stdin=given, on_start=run.started, seed=recorded.seed)
@@ -389,7 +298,7 @@ class Sandbox:
             second = result.completed(outcome, sandbox_id=self.id, language=what.language, wall="wall")
             status = second.status
         finally:
-            self.end(run, status)
+            self._end(run, status)
         return replays.compared(recorded, recorder.record(outcome, policy, identity), second)
 
     def _result(self, work: Work, timeout: float | None, deterministic: bool) -> SandboxResult:
@@ -400,20 +309,20 @@ class Sandbox:
                 work = self._without_tools(work)
             if work.tools and work.record:
                 raise PolicyError("a run with tools cannot be recorded: what they answer is not in it", hint="leave out the tools")
-            session, wall = self.within(timeout, tools=work.tools, deterministic=deterministic)
+            session, wall = self._within(timeout, tools=work.tools, deterministic=deterministic)
         except PolicyError as error:
-            return self.told(result.refused(str(error), sandbox_id=self.id, language=language))
+            return self._told(result.refused(str(error), sandbox_id=self.id, language=language))
         try:
             outcome = session.run(work, action)
         except Denied as error:
-            return self.told(result.refused(str(error), sandbox_id=self.id, language=language, verdict=error.verdict))
+            return self._told(result.refused(str(error), sandbox_id=self.id, language=language, verdict=error.verdict))
         except RuntimeUnavailable as error:
             if "native-programs" in error.missing or (language in NATIVE and NATIVE[language].commands[0] in error.missing):
-                return self.told(result.refused(str(error), sandbox_id=self.id, language=language))
+                return self._told(result.refused(str(error), sandbox_id=self.id, language=language))
             raise
-        return self.told(result.completed(outcome, sandbox_id=self.id, language=language, wall=wall))
+        return self._told(result.completed(outcome, sandbox_id=self.id, language=language, wall=wall))
 
-    def told(self, outcome: SandboxResult) -> SandboxResult:
+    def _told(self, outcome: SandboxResult) -> SandboxResult:
         """Return the result with the warnings of this sandbox added to its notes."""
         return replace(outcome, notes=(*outcome.notes, *self._warnings)) if self._warnings else outcome
 
@@ -436,18 +345,18 @@ class Sandbox:
 
     def _without_tools(self, work: Work) -> Work:
         """Return work that is not Python code without the configured tools. Raises `PolicyError` if the caller passed tools with it."""
-        if work.tools.keys() - {*self.config.toolbox}:
+        if work.tools.keys() - {*self.config._toolbox}:
             raise PolicyError("tools are for Python code", hint="hand them over with Python code, or leave them out")
         return replace(work, tools={})
 
-    def within(self, timeout: float | None, *, tools: Iterable[str] = (), deterministic: bool = False) -> tuple[Session, str]:
+    def _within(self, timeout: float | None, *, tools: Iterable[str] = (), deterministic: bool = False) -> tuple[Session, str]:
         """Return the session for one run, and the name of the limit that sets its wall time: "wall" or "lifetime"."""
         self._search_again()
         policy = self._session.policy
-        may = self.config.callable_tools(tools)
+        may = self.config._callable_tools(tools)
         if timeout is None and self._expires is None and may == policy.tools and deterministic == self.config.deterministic:
             return self._session, "wall"
-        seconds, wall, _ = self.time_for(timeout)
+        seconds, wall, _ = self._time_for(timeout)
         policy = replace(policy, limits=replace(policy.limits, wall_seconds=seconds), tools=may)
         policy = repeatable(policy) if deterministic else replace(policy, requires=policy.requires - {Guarantee.DETERMINISTIC})
         if policy == self._session.policy:
@@ -466,12 +375,7 @@ class Sandbox:
                 policy = replace(policy, files=replace(policy.files, masks=masks))
                 self._session = self._lately = self._session_for(policy, self._early)
 
-    @property
-    def expires(self) -> float | None:
-        """The end of the sandbox's lifetime, by the monotonic clock; None if its lifetime is unlimited."""
-        return self._expires
-
-    def time_for(self, timeout: float | None) -> tuple[float | None, str, float | None]:
+    def _time_for(self, timeout: float | None) -> tuple[float | None, str, float | None]:
         """Return the wall time of a run, the limit that sets it ("wall" or "lifetime"), and the seconds left of the sandbox's lifetime."""
         own = self._session.policy.limits
         seconds = own.wall_seconds if timeout is None else self.config.limits(timeout_seconds=timeout).wall_seconds
@@ -493,47 +397,48 @@ class Sandbox:
         if not files.allow_hidden or any(isinstance(pattern, Glob) for pattern in (*files.allowed, *files.denied)):
             self._session.explain(Work(Code("python", "pass"), ENVIRONMENT))
 
-    def check_open(self) -> None:
-        """Raise `SandboxError` if this sandbox accepts no more work, because it was closed or its lifetime is over."""
-        if self._closed:
-            raise SandboxError("this sandbox has been closed", hint="make another")
+    def _use_file(self, run: Run, request: FileRequest) -> FileAnswer:
+        """Do an operation on a file in a run of its own, which does not count for `status`."""
+        from agent_sandbox.engine.file_access import access_by_run  # few sandboxes use files this way
+
+        env = {**ENVIRONMENT, **self.config.env_vars}
+        self._runs.begin(run)
+        try:
+            session, _ = self._within(None, deterministic=self.config.deterministic)
+            return access_by_run(session, request, env=env, on_start=run.started, ends=self._expires)
+        finally:
+            self._runs.end(run)
+
+    def _check_lifetime(self) -> None:
+        """Raise `SandboxError` if the lifetime of this sandbox is over."""
         if self._expires is not None and time.monotonic() >= self._expires:
             lifetime = self.config.lifetime_seconds
             raise SandboxError(f"this sandbox has outlived its lifetime of {lifetime} s", hint="make another, or allow it more")
 
-    def begin(self, run: Run) -> None:
-        """Register a run that begins in this thread. Raises as `check_open` does."""
-        with self._lock:
-            self.check_open()
-            run.thread = threading.get_ident()
-            self._runs.add(run)
-
-    def end(self, run: Run, status: SandboxStatus) -> None:
+    def _end(self, run: Run, status: SandboxStatus) -> None:
         """Unregister a run that has ended, and remember its status."""
-        with self._changed:
-            self._runs.discard(run)
-            self._last = status
-            self._changed.notify_all()
+        self._last = status
+        self._runs.end(run)
 
     def kill(self) -> None:
         """Kill all runs of this sandbox, from any thread. Their results report it. The sandbox can be used again."""
-        with self._lock:
-            runs, sessions = list(self._runs), list(self._sessions)
-        for run in runs:
-            run.cancel()
-        for session in sessions:
+        self._runs.kill()
+        for session in self._open_sessions():
             session.kill()
 
+    def _open_sessions(self) -> list[SandboxSession]:
+        with self._runs.lock():
+            return list(self._sessions)
+
     def close(self) -> None:
-        """Kill all runs and accept no more work. Returns when runs in other threads are over. Idempotent."""
-        with self._lock:
-            self._closed = True
+        """Kill all runs and accept no more work. Returns when runs in other threads are over. Idempotent.
+
+        A forked child of the application that closes its copy of a sandbox does not end the runs of its parent.
+        """
+        self._runs.close()
         self.kill()
-        me = threading.get_ident()  # if a callback of a run closes the sandbox, this thread cannot wait for that run
-        with self._changed:
-            self._changed.wait_for(lambda: all(run.thread == me for run in self._runs), CLOSING_SECONDS)
-            sessions = list(self._sessions)
-        for session in sessions:
+        self._runs.wait()
+        for session in self._open_sessions():
             session.close()
         if self._asking is not None:
             self._asking.end()
@@ -545,6 +450,31 @@ class Sandbox:
         self.close()
 
 
-def create_sandbox(timeout: float | None = 30.0, **settings: Any) -> Sandbox:
-    """Create a sandbox. `timeout` sets `timeout_seconds`; other settings are passed to `Sandbox`."""
+def _check_arguments(config: object, permissions: object, audit: object, asks: object, name: object) -> None:
+    """Raise TypeError for an argument of another type, with what the caller may have meant."""
+    if config is not None and not isinstance(config, SandboxConfig):
+        meant = "settings by name, as in Sandbox(timeout_seconds=10), or Sandbox(SandboxConfig(…))"
+        if isinstance(config, str):
+            language = canonical_language(config)
+            meant = f"Sandbox().execute(code, {language!r})" if language in LANGUAGES else f"Sandbox(runtime={config!r}), or {meant}"
+        elif isinstance(config, Mapping):
+            meant = "Sandbox(**settings)"
+        check_type("config", config, SandboxConfig, write=meant)
+    if permissions is not None:
+        from agent_sandbox.permissions import PermissionSet  # few sandboxes are given one
+
+        check_type("permissions", permissions, PermissionSet, write="permissions=PermissionSet(…)")
+    if audit is not None:
+        check_type("audit", audit, AuditLog, write="audit=AuditLog()")
+    if asks is not None:
+        check_type("asks", asks, AskRules, write="asks=AskRules(…)")
+    check_type("name", name, str, write='name="…"')
+
+
+def create_sandbox(timeout: float | None = 30.0, **settings: Unpack[CreateArguments]) -> Sandbox:
+    """Create a sandbox. `timeout` sets `timeout_seconds`; other arguments are those of `Sandbox`.
+
+    >>> create_sandbox(timeout=5).execute("print(1)").stdout
+    '1\\n'
+    """
     return Sandbox(timeout_seconds=timeout, **settings)

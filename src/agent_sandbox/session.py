@@ -5,23 +5,46 @@ Errors are as in `sandbox`: a problem of the code is a result; a problem of the 
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Mapping, Sequence
+import warnings
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from agent_sandbox import result
+from agent_sandbox._calls import (
+    CLOSING_SECONDS,
+    ENVIRONMENT,
+    Run,
+    TextListener,
+    check_timeout,
+    check_type,
+    code_of,
+    encoded,
+    with_variables,
+    words_of,
+)
 from agent_sandbox._fast.values import replace
+from agent_sandbox.engine.plan_launch import SCRATCH
 from agent_sandbox.engine.tools import named
 from agent_sandbox.engine.turns import InterpreterTurns, Turn
 from agent_sandbox.engine.work import Code, Work
 from agent_sandbox.errors import Denied, PolicyError, SandboxError
+from agent_sandbox.options import OnOutput, TurnOptions
 from agent_sandbox.result import SandboxResult, SandboxStatus
-from agent_sandbox.sandbox import CLOSING_SECONDS, ENVIRONMENT, OnOutput, Run, TextListener, TurnOptions, code_of, encoded
+from agent_sandbox.sandbox import Sandbox
 from agent_sandbox.workspace.changes import ChangeSet
 
 if TYPE_CHECKING:
-    from agent_sandbox.sandbox import Sandbox
+    from agent_sandbox.engine.file_access import FileAnswer, FileRequest
+    from agent_sandbox.engine.work import Outcome
+    from agent_sandbox.files import SandboxFiles
+
+__all__ = ["SandboxSession"]
+
+T = TypeVar("T")
 
 
 class SandboxSession:
@@ -34,6 +57,14 @@ class SandboxSession:
 
     Wall time and output are limited for each turn; processor time, memory, processes and disk for the session. Between turns nothing is
     read from the interpreter: output and tool calls of its threads wait for the next turn.
+
+    Close a session, best by `with`. If it is only dropped, its interpreter is killed when Python frees it, with a ResourceWarning. In a
+    forked child of the application, the session has ended: the interpreter belongs to the parent.
+
+    >>> with Sandbox(validate_code=False).session() as session:
+    ...     session.files.write("numbers.txt", "1 2 3")
+    ...     session.run("sum(map(int, open('numbers.txt').read().split()))").value
+    6
     """
 
     def __init__(
@@ -46,28 +77,35 @@ class SandboxSession:
         tools: object = (),
         on_output: OnOutput | None = None,
     ) -> None:
+        check_type("sandbox", sandbox, Sandbox, write="Sandbox().session()")
         config = sandbox.config
-        handed = {**config.toolbox, **named(tools)}
+        check_timeout(timeout)
+        TextListener.of(on_output)  # raises TypeError
+        handed = {**config._toolbox, **named(tools)}
         self._sandbox = sandbox
         self._timeout = timeout
         self._on_output = on_output
         self._turns = InterpreterTurns(
-            sandbox.within(timeout, tools=handed, deterministic=sandbox.config.deterministic)[0],
+            sandbox._within(timeout, tools=handed, deterministic=sandbox.config.deterministic)[0],
             Work(
-                Code("python", "", tuple(args)),
-                {**ENVIRONMENT, **config.env_vars, **(env_vars or {})},
+                Code("python", "", words_of("args", args)),
+                with_variables({**ENVIRONMENT, **config.env_vars}, env_vars),
                 cwd=config.cwd,
                 preload=tuple(config.preload),
                 tools=handed,
-                ends=sandbox.expires,
+                ends=sandbox._expires,
                 seed=config.seed,
-                observe=sandbox.observes and not config.deterministic,
+                observe=sandbox._observes and not config.deterministic,
                 log_observed=True,
             ),
         )
         self._lock = threading.Lock()
+        self._process = os.getpid()
         self._taking = 0  # the thread that takes a turn
         self._closing = False
+        self._kept: list[Outcome] = []  # of operations on files: what threads of the interpreter printed meanwhile, for the next turn
+        self._unclosed = weakref.finalize(self, _abandon, self._turns, repr(self))
+        self._unclosed.atexit = False  # the interpreter ends with this process
 
     def __repr__(self) -> str:
         return f"<session {self.id} of sandbox {self._sandbox.id}{f', ended: {self._turns.ended}' if self._turns.ended else ''}>"
@@ -89,43 +127,89 @@ class SandboxSession:
 
     def run(self, code: str, **options: Unpack[TurnOptions]) -> SandboxResult:
         """Run one turn and wait for its end. `input()` reads `stdin`; programs that the turn starts have empty input."""
-        return self.perform(Run(), code, **options)
+        return self._perform(Run(), code, **options)
 
-    def perform(
+    @property
+    def files(self) -> SandboxFiles:
+        """The files that the turns see, to be read, written and listed. Relative paths begin at `working_dir`, by default /tmp.
+
+        An operation waits for the turn that is under way. The interpreter does it, so its program could forge an answer.
+
+        >>> with Sandbox(validate_code=False).session() as session:
+        ...     session.run("open('answer.txt', 'w').write('42')").success, session.files.read("answer.txt")
+        (True, '42')
+        """
+        from agent_sandbox.files import SandboxFiles  # few sessions use files this way
+
+        return SandboxFiles(self._use_file, self._sandbox.config.cwd or SCRATCH)
+
+    def _perform(
         self, run: Run, code: str, *, stdin: str | bytes = b"", timeout: float | None = None, on_output: OnOutput | None = None
     ) -> SandboxResult:
         """Run one turn. `run` is a handle with which another thread can cancel it."""
-        source, call = code_of(code, "python").source, on_output or self._on_output
+        source = code_of(code, "python").source
+        check_timeout(timeout)
+        listener, given = TextListener.of(on_output or self._on_output), encoded(stdin)
+        outcome = self._in_turn(run, lambda: self._result(source, run, given, timeout, listener))
+        if listener is not None:
+            listener.finish()
+        return outcome
+
+    def _in_turn(self, run: Run, do: Callable[[], T]) -> T:
+        """Do something while no turn of another thread is under way. Raises `SandboxError` if this session or its sandbox is closed."""
         if self._taking == threading.get_ident():
             raise SandboxError("this session is in a turn, which waits for this call", hint="use another session in it")
-        with self._lock:
-            self._sandbox.begin(run)  # raises if the sandbox is closed now, or its lifetime is over
+        with self._own():
+            self._sandbox._runs.begin(run)  # raises if the sandbox is closed now, or its lifetime is over
             self._taking = threading.get_ident()
             status = SandboxStatus.FAILED  # also when an exception passes through
             try:
-                listener = TextListener(call) if call is not None else None
-                outcome = self._result(source, run, encoded(stdin), timeout, listener)
-                status = outcome.status
+                done = do()
+                status = done.status if isinstance(done, SandboxResult) else self._sandbox._last
             finally:
                 self._taking = 0
                 if self._closing:
                     self._close()
-                self._sandbox.end(run, status)
-            if listener is not None:
-                listener.finish()
-            return outcome
+                self._sandbox._end(run, status)
+            return done
+
+    def _own(self) -> threading.Lock:
+        """Return the lock. In a forked child it is a new one: a thread that does not exist there may have held the parent's."""
+        if self._process != os.getpid():
+            self._lock, self._process, self._taking = threading.Lock(), os.getpid(), 0
+        return self._lock
+
+    def _use_file(self, run: Run, request: FileRequest) -> FileAnswer:
+        def do() -> FileAnswer:
+            seconds, _, left = self._sandbox._time_for(self._timeout)
+            listener = TextListener.of(self._on_output)
+            answer, outcomes = self._turns.use_file(request, Turn("", b"", seconds, left, listener, run.started))
+            self._kept += [each for each in outcomes if each.stdout or each.stderr]
+            return answer
+
+        return self._in_turn(run, do)
 
     def _result(self, source: str, run: Run, stdin: bytes, timeout: float | None, listener: TextListener | None) -> SandboxResult:
         about: dict[str, Any] = {"sandbox_id": self._sandbox.id, "language": "python"}
         try:
-            seconds, wall, left = self._sandbox.time_for(self._timeout if timeout is None else timeout)
+            seconds, wall, left = self._sandbox._time_for(self._timeout if timeout is None else timeout)
             turned = self._turns.run(Turn(source, stdin, seconds, left, listener, run.started))
+            turned = replace(turned, outcome=self._with_earlier_output(turned.outcome))
         except PolicyError as error:
-            return self._sandbox.told(result.refused(str(error), **about))
+            return self._sandbox._told(result.refused(str(error), **about))
         except Denied as error:
-            return self._sandbox.told(result.refused(str(error), verdict=error.verdict, **about))
-        outcome = self._sandbox.told(result.completed(turned.outcome, wall=wall, **about))
+            return self._sandbox._told(result.refused(str(error), verdict=error.verdict, **about))
+        outcome = self._sandbox._told(result.completed(turned.outcome, wall=wall, **about))
         return replace(outcome, value=turned.value, value_repr=turned.described)
+
+    def _with_earlier_output(self, outcome: Outcome) -> Outcome:
+        """Return the outcome of a turn with what was printed since the turn before, up to the limit on output."""
+        kept, self._kept = self._kept, []
+        if not kept:
+            return outcome
+        limit = self._sandbox.config.max_output_bytes
+        stdout, stderr = (b"".join(getattr(each, name) for each in (*kept, outcome))[:limit] for name in ("stdout", "stderr"))
+        return replace(outcome, stdout=stdout, stderr=stderr)
 
     def kill(self) -> None:
         """Kill the interpreter, from any thread. A running turn reports it."""
@@ -133,27 +217,33 @@ class SandboxSession:
 
     def close(self) -> None:
         """End the session; a turn in another thread is killed first. The interpreter runs its exit functions. Idempotent."""
+        lock = self._own()
         self._closing = True
         if self._taking == threading.get_ident():  # called by a tool or callback of a turn: the turn closes the session at its end
             self._turns.kill()
             return
-        if not self._lock.acquire(blocking=False):
+        if not lock.acquire(blocking=False):
             self._turns.kill()
-            if not self._lock.acquire(timeout=CLOSING_SECONDS):  # a tool takes long: the turn that waits for it closes the session
+            if not lock.acquire(timeout=CLOSING_SECONDS):  # a tool takes long: the turn that waits for it closes the session
                 return
         try:
             self._close()
         finally:
-            self._lock.release()
+            lock.release()
 
     def _close(self) -> None:
-        try:
-            self._turns.close()
-        finally:
-            self._sandbox.forget(self)
+        self._unclosed.detach()
+        self._turns.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _abandon(turns: InterpreterTurns, what: str) -> None:
+    """End the interpreter of a session that was dropped without being closed."""
+    if turns.running:
+        turns.abandon()
+        warnings.warn(f"unclosed {what}", ResourceWarning, stacklevel=2)

@@ -504,7 +504,7 @@ class FakeRuntime:
         """Return the reason that the constructor was given as `absent`."""
         return self._absent
 
-    def prepare(self) -> str:
+    def prepare(self, announce: Callable[[str], None]) -> str:
         """Return the reason `absent`: there is nothing to prepare."""
         return self._absent
 

@@ -9,14 +9,31 @@ from __future__ import annotations
 import json  # noqa: F401  for `_fast.encoding`, which uses it if it is loaded
 import os
 import threading
+import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, Self, Unpack
 
 from agent_sandbox import policy_files, result
+from agent_sandbox._calls import (
+    ENVIRONMENT,
+    Run,
+    Runs,
+    Shell,
+    TextListener,
+    check_timeout,
+    check_type,
+    code_of,
+    encoded,
+    with_arguments,
+    with_variables,
+    work_of,
+)
 from agent_sandbox._fast.values import replace
 from agent_sandbox.assembly import here
-from agent_sandbox.config import PathLike, SandboxConfig, environment
+from agent_sandbox.config import SandboxConfig, environment
 from agent_sandbox.engine import promote as engine_promote
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.promote import CarriedOver, PromotionProposal, Wanted
@@ -24,11 +41,11 @@ from agent_sandbox.engine.recover import recovered
 from agent_sandbox.engine.review import diff_for_approver, reviewed, unified_rows
 from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.work import Code, Command, Work
-from agent_sandbox.errors import Denied, PolicyError, SandboxWarning
-from agent_sandbox.policy.model import Policy, cloned
-from agent_sandbox.policy.paths import covering
+from agent_sandbox.errors import Busy, Denied, PolicyError, SandboxWarning
+from agent_sandbox.options import OnOutput, PathLike, WorkspaceOptions, WorkspaceSimulationOptions
+from agent_sandbox.policy.model import SCRATCH, Policy, cloned
+from agent_sandbox.policy.paths import ancestors, contains, covering
 from agent_sandbox.result import SandboxResult
-from agent_sandbox.sandbox import ENVIRONMENT, OnOutput, Shell, TextListener, code_of, encoded, with_arguments, work_of
 from agent_sandbox.workspace.changes import Change, ChangeSet
 from agent_sandbox.workspace.diff.compare import DEFAULT, EVERYTHING
 from agent_sandbox.workspace.diff.formats import HEADING, ours
@@ -42,13 +59,18 @@ from agent_sandbox.workspace.stored_sandbox import Rollback, Stored
 
 if TYPE_CHECKING:
     from agent_sandbox.approvals import Asking
+    from agent_sandbox.engine.file_access import FileAnswer, FileRequest
     from agent_sandbox.engine.gate import Approver
     from agent_sandbox.engine.simulation.plan import EffectPlan
+    from agent_sandbox.files import SandboxFiles
     from agent_sandbox.policy.action import Action
     from agent_sandbox.policy.decide import Ask
     from agent_sandbox.policy.secrets import Mask
     from agent_sandbox.policy.tokens import Token
 
+__all__ = ["Workspace", "WorkspaceDiff"]
+
+LOOK_AGAIN_SECONDS = 0.02  # while another run uses the sandbox
 Resolve = Literal["ours", "theirs", "markers"] | Callable[[Conflict], Literal["ours", "theirs", "markers"] | bytes | None]
 
 
@@ -65,12 +87,20 @@ class WorkspaceDiff(str):
 
 
 class Workspace:
-    """The stored sandbox of a project directory. It runs one piece of work at a time; others wait.
+    """The stored sandbox of a project directory. It runs one piece of work at a time; others wait. Safe to use from many threads.
 
-    >>> work = Workspace.over("app")                         # doctest: +SKIP
-    >>> work.run(shell("sed -i s/a/b/ notes.txt"))           # doctest: +SKIP
-    >>> print(work.diff())                                   # doctest: +SKIP
-    >>> work.promote()                                       # doctest: +SKIP
+    As a context manager it ends its runs when the block is left, and takes no more work. Changes and snapshots are kept in either case, for
+    the next `Workspace` and for the command line: `promote` writes them to the project, `reset` drops them.
+
+    >>> with Workspace.over(project) as work:
+    ...     done = work.run(shell("sed -i s/one/two/ notes.txt"))
+    ...     print(work.diff())
+    ...     done = work.promote()
+    diff --git a/notes.txt b/notes.txt
+    @@ -1 +1 @@
+    -one
+    +two
+    <BLANKLINE>
     """
 
     def __init__(
@@ -86,17 +116,18 @@ class Workspace:
         """Use `over` to make a workspace. The policy files of the machine, the user and the project narrow the policy."""
         self._runtime = config.runtime if config else "process"
         self.project = stored.state.project
-        self._stored = stored
-        bound = policy_files.bound(policy, config.early_look() if config else None, self.project)
-        self.policy, self._early, self._most_seconds = bound.policy, bound.early, bound.most_seconds
+        self._kept = stored
+        self._runs = Runs("workspace")
+        bound = policy_files.bound(policy, config._early_look() if config else None, self.project)
+        self._policy, self._early, self._most_seconds = bound.policy, bound.early, bound.most_seconds
         self._warnings = (*(config.warnings if config else ()), *bound.warnings)
         self._asking: Asking | None = None
-        if self.policy.asks.asks:
+        if self._policy.asks.asks:
             from agent_sandbox.approvals import Asking  # few policies ask
 
             self._asking = Asking(stored.state.id, approver, capabilities)
         self._env = {**ENVIRONMENT, **environment(env_vars or {})}
-        self._gate = self._gate_of(self.policy)
+        self._gate = self._gate_of(self._policy)
         self._search: Callable[[], tuple[Mask, ...]] | None = None  # finds the masks of the next run
 
     @classmethod
@@ -115,6 +146,9 @@ class Workspace:
         apply, too. `approver` and `capabilities` approve actions as for a `Sandbox`. Raises `PolicyError` for a missing directory, and for
         a configuration that allows no writing.
         """
+        check_type("project", project, str, bytes, os.PathLike)
+        if config is not None:
+            check_type("config", config, SandboxConfig, write="config=SandboxConfig(…)")
         place = find_project(os.fsdecode(project), home=here().host.home, explicit=True)
 
         def search() -> tuple[Mask, ...]:
@@ -134,57 +168,110 @@ class Workspace:
     def __repr__(self) -> str:
         return f"Workspace(project={self.project!r})"
 
-    def execute(self, code: str, language: str = "python", **options: Any) -> SandboxResult:
-        """Run code as a script of its own. Options are those of `run`."""
-        return self._perform(code_of(code, language), **options)
+    @property
+    def _stored(self) -> Stored:
+        """The stored sandbox. Raises `SandboxError` if this workspace has been closed."""
+        self._runs.check_open()
+        return self._kept
 
-    def run(self, work: str | Sequence[str] | Shell, **options: Any) -> SandboxResult:
+    @property
+    def id(self) -> str:
+        """The id of the stored sandbox, in results and in the ledger."""
+        return self._kept.state.id
+
+    @property
+    def files(self) -> SandboxFiles:
+        """The files of the sandbox, to be read, written and listed. Relative paths begin at the project; changes wait for `promote`.
+
+        >>> with Workspace.over(project) as work:
+        ...     work.files.write("notes.txt", "three\\n")
+        ...     work.files.read("notes.txt"), (project / "notes.txt").read_text()
+        ('three\\n', 'one\\n')
+        """
+        from agent_sandbox.files import SandboxFiles  # few workspaces use files this way
+
+        return SandboxFiles(self._use_file, self.project, unkept=self._unkept, instead="use a path in the project")
+
+    def _unkept(self, path: str) -> str:
+        """Return why nothing that is written at this path would be kept; empty if it is. A project may lie in a scratch directory."""
+        scratch = next((above for above in ancestors(path) if above in SCRATCH), "")
+        return f"{scratch} is made anew for each run, so {path!r} would not be kept" if scratch and not contains(self.project, path) else ""
+
+    def execute(self, code: str, language: str = "python", **options: Unpack[WorkspaceOptions]) -> SandboxResult:
+        """Run code as a script of its own. Options are those of `run`."""
+        return self._perform(Run(), code_of(code, language), **options)
+
+    def run(self, work: str | Sequence[str] | Shell, **options: Unpack[WorkspaceOptions]) -> SandboxResult:
         """Run Python code (a string), a program with its arguments (a sequence of words), or a bash command line (`shell("…")`).
 
-        The work starts in the project directory. Options: `stdin`, `env_vars`, `timeout`, `args`, `on_output`, as for `Sandbox.run`; `cwd`;
-        and `watch_reads` (as root only), which records the files of the project that the work opens, so that `drift` can mark them.
+        The work starts in the project directory. `WorkspaceOptions` lists the options.
         """
-        return self._perform(work_of(work), **options)
+        return self._perform(Run(), work_of(work), **options)
 
     def _perform(
-        self, what: Code | Command, *, timeout: float | None = None, on_output: OnOutput | None = None, **options: Any
-    ) -> SandboxResult:
-        listener = TextListener(on_output) if on_output is not None else None
-        work = replace(self._work(what, **options), on_output=listener)
-        language = what.language if isinstance(what, Code) else None
-        session = self._session(timeout)
-        try:
-            outcome = session.run(work)
-        except Denied as error:
-            return result.refused(str(error), sandbox_id=self._stored.state.id, language=language, verdict=error.verdict)
-        finally:
-            session.gate.end()
-        if listener is not None:
-            listener.finish()
-        finished = result.completed(outcome, sandbox_id=self._stored.state.id, language=language, wall="wall")
-        return replace(finished, notes=(*finished.notes, *self._warnings)) if self._warnings else finished
-
-    def _work(
         self,
+        run: Run,
         what: Code | Command,
         *,
+        timeout: float | None = None,
+        on_output: OnOutput | None = None,
         stdin: str | bytes = b"",
         env_vars: Mapping[str, str] | None = None,
         args: Sequence[str] = (),
         cwd: PathLike | None = None,
         watch_reads: bool = False,
+    ) -> SandboxResult:
+        listener = TextListener.of(on_output)
+        asked = self._work(run, what, stdin=stdin, env_vars=env_vars, args=args, cwd=cwd)
+        work = replace(asked, on_output=listener, watch_reads=watch_reads)
+        language = what.language if isinstance(what, Code) else None
+        with self._session(run, timeout) as session:
+            try:
+                outcome = session.run(work)
+            except Denied as error:
+                return result.refused(str(error), sandbox_id=self.id, language=language, verdict=error.verdict)
+        if listener is not None:
+            listener.finish()
+        finished = result.completed(outcome, sandbox_id=self.id, language=language, wall="wall")
+        return replace(finished, notes=(*finished.notes, *self._warnings)) if self._warnings else finished
+
+    def _work(
+        self,
+        run: Run,
+        what: Code | Command,
+        *,
+        stdin: str | bytes,
+        env_vars: Mapping[str, str] | None,
+        args: Sequence[str],
+        cwd: PathLike | None,
     ) -> Work:
+        if cwd is not None:
+            check_type("cwd", cwd, str, bytes, os.PathLike)
         return Work(
             with_arguments(what, args),
-            {**self._env, **environment(env_vars or {})},
+            with_variables(self._env, environment(with_variables({}, env_vars))),
             cwd=self.project if cwd is None else os.path.join(self.project, os.fsdecode(cwd)),
             stdin=encoded(stdin),
-            watch_reads=watch_reads,
+            on_start=run.started,
         )
 
-    def simulate(
+    def _use_file(self, run: Run, request: FileRequest) -> FileAnswer:
+        from agent_sandbox.engine.file_access import access_by_run  # few workspaces use files this way
+
+        with self._session(run, None) as session:
+            return access_by_run(session, request, env=self._env, on_start=run.started)
+
+    def simulate(self, work: str | Sequence[str] | Shell, **options: Unpack[WorkspaceSimulationOptions]) -> EffectPlan:
+        """Run work on a throw-away clone of this sandbox, and return its effects. Neither the machine nor this sandbox is changed.
+
+        The plan is kept for an hour, for `carry_out`. Raises `Denied` when the policy refuses the work, and what `run` raises.
+        """
+        return self._simulated(Run(), work_of(work), **options)
+
+    def _simulated(
         self,
-        work: str | Sequence[str] | Shell,
+        run: Run,
+        what: Code | Command,
         *,
         stdin: str | bytes = b"",
         env_vars: Mapping[str, str] | None = None,
@@ -192,19 +279,16 @@ class Workspace:
         args: Sequence[str] = (),
         cwd: PathLike | None = None,
     ) -> EffectPlan:
-        """Run work on a throw-away clone of this sandbox, and return its effects. Neither the machine nor this sandbox is changed.
-
-        The plan is kept for an hour, for `carry_out`. Raises `Denied` when the policy refuses the work, and what `run` raises.
-        """
         from agent_sandbox.engine.simulation.run import simulated  # few workspaces simulate
         from agent_sandbox.workspace.saved_plans import Plans
 
-        asked = self._work(work_of(work), stdin=stdin, env_vars=env_vars, args=args, cwd=cwd)
+        asked = self._work(run, what, stdin=stdin, env_vars=env_vars, args=args, cwd=cwd)
         recovered(self._stored, self._gate)
-        plans, governed = Plans(self._stored.state.store), self.policy.digest()
-        with simulated(
-            self._session(timeout), asked, plans, self.project, waiting=self._stored, governed=governed, on_busy=lambda busy: None
-        ) as simulation:
+        plans, governed = Plans(self._stored.state.store), self._policy.digest()
+        with (
+            self._session(run, timeout) as session,
+            simulated(session, asked, plans, self.project, waiting=self._stored, governed=governed, on_busy=session.on_busy) as simulation,
+        ):
             return simulation.plan
 
     def carry_out(
@@ -238,7 +322,7 @@ class Workspace:
             plans,
             digest,
             own,
-            lambda project: self.policy,
+            lambda project: self._policy,
             here().process,
             approved=agreed,
             system=system,
@@ -250,34 +334,56 @@ class Workspace:
 
     def _gate_of(self, policy: Policy) -> Gate:
         approver = self._asking.approver(policy) if self._asking is not None else None
-        return here().gate(policy, approver=approver, sandbox=self._stored.state.id)
+        return here().gate(policy, approver=approver, sandbox=self.id)
 
     def _search_again(self) -> None:
         """Hide the secrets that have appeared since the last run."""
-        masks = self._search() if self._search is not None else self.policy.files.masks
-        if masks != self.policy.files.masks:
-            self.policy = replace(self.policy, files=replace(self.policy.files, masks=masks))
-            self._gate = self._gate_of(self.policy)
+        masks = self._search() if self._search is not None else self._policy.files.masks
+        if masks != self._policy.files.masks:
+            self._policy = replace(self._policy, files=replace(self._policy.files, masks=masks))
+            self._gate = self._gate_of(self._policy)
 
-    def _session(self, timeout: float | None) -> Session:
-        self._search_again()
-        if timeout is not None and self._most_seconds is not None:
-            timeout = min(timeout, self._most_seconds)
-        policy = self.policy if timeout is None else replace(self.policy, limits=replace(self.policy.limits, wall_seconds=timeout))
-        gate = self._gate if policy is self.policy else self._gate_of(policy)
-        return here().session(
-            gate,
-            here().runtimes(self._runtime),
-            project=self.project,
-            state=self._stored.state,
-            on_busy=lambda busy: None,
-            beside=_in_a_thread,
-            early=self._early,
-        )
+    @contextmanager
+    def _session(self, run: Run, timeout: float | None) -> Iterator[Session]:
+        """Register a run, and provide the session for it. Raises `SandboxError` if this workspace has been closed."""
+        check_timeout(timeout)
+        self._runs.begin(run)
+        try:
+            self._search_again()
+            if timeout is not None and self._most_seconds is not None:
+                timeout = min(timeout, self._most_seconds)
+            limits = self._policy.limits
+            policy = self._policy if timeout is None else replace(self._policy, limits=replace(limits, wall_seconds=timeout))
+            gate = self._gate if policy is self._policy else self._gate_of(policy)
+            try:
+                yield here().session(
+                    gate,
+                    here().runtimes(self._runtime),
+                    project=self.project,
+                    state=self._kept.state,
+                    on_busy=lambda busy: self._await_turn(run, busy),
+                    beside=_in_a_thread,
+                    early=self._early,
+                )
+            finally:
+                gate.end()
+        finally:
+            self._runs.end(run)
+
+    def _await_turn(self, run: Run, busy: Busy) -> None:
+        """Wait until nobody uses the stored sandbox. Raises `Busy` if the run is cancelled meanwhile: the lock itself could not be left."""
+        while not run.cancelled:
+            try:
+                with self._kept.state.lock(command="wait"):
+                    return
+            except Busy as still:
+                busy = still
+            time.sleep(LOOK_AGAIN_SECONDS)
+        raise busy
 
     def changes(self) -> ChangeSet:
         """Return all changes in the sandbox: of the project, outside it, and in caches. `promote` chooses among them."""
-        return self._stored.changes(self.policy)
+        return self._stored.changes(self._policy)
 
     def diff(self, only: str | Iterable[str] = (), *, everything: bool = False) -> WorkspaceDiff:
         """Return the changes that `promote` writes, as a unified diff for people. Invisible characters are escaped.
@@ -288,7 +394,7 @@ class Workspace:
         """
         wanted = Wanted(self._chosen(only), system=everything, caches=everything)
         limits = EVERYTHING if everything else DEFAULT
-        with reviewed(self._stored, self.policy, wanted, here().process) as review:
+        with reviewed(self._stored, self._policy, wanted, here().process) as review:
             contents, former = review.contents, review.former
             rows = unified_rows(review.selection, contents, former, relative_to=self.project, limits=limits, digests=review.digests)
             text = "".join(f"{row.plain}\n" for row in (*rows, *(ours(HEADING, f"# {each}") for each in review.words)))
@@ -302,7 +408,7 @@ class Workspace:
     def drift(self) -> DriftReport:
         """Return the changes of the real project since the clone was made, and mark paths that the sandbox changed as well."""
         with explained(f"look for what has moved on in {self.project!r}"):
-            return self._stored.drift(self.changes(), [mask.path for mask in self.policy.files.masks])
+            return self._stored.drift(self.changes(), [mask.path for mask in self._policy.files.masks])
 
     def snapshot(self, label: str = "") -> Snapshot:
         """Take a snapshot of the present state."""
@@ -351,7 +457,7 @@ class Workspace:
         """
         wanted = Wanted(self._chosen(only), system, drift, resolve, frozenset(_each(approve)), caches, expect=expect, home=here().host.home)
         recovered(self._stored, self._gate)
-        with engine_promote.proposed(self._stored, self.policy, wanted, here().process) as proposal:
+        with engine_promote.proposed(self._stored, self._policy, wanted, here().process) as proposal:
             engine_promote.refuse_unexpected(proposal, self._gate)
             if review is not None and not review(proposal):
                 return None
@@ -365,6 +471,22 @@ class Workspace:
     def reset(self) -> None:
         """Drop all changes and snapshots. Promoted changes stay, and can still be undone."""
         self._stored.state.reset()
+
+    def kill(self) -> None:
+        """Kill all runs of this workspace, from any thread. Their results report it; those that wait for the sandbox raise `Busy`."""
+        self._runs.kill()
+
+    def close(self) -> None:
+        """Kill all runs and accept no more work. Returns when they are over. Changes and snapshots are kept. Idempotent."""
+        self._runs.close()
+        self.kill()
+        self._runs.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
 
 
 def _each(words: str | Iterable[str]) -> tuple[str, ...]:

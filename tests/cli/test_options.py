@@ -7,9 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from agent_sandbox.cli.options import (
-    ApproveOptions,
     CommandOptions,
-    GrantOptions,
     PromoteOptions,
     ShowOptions,
     read_count,
@@ -17,6 +15,7 @@ from agent_sandbox.cli.options import (
     read_size,
 )
 from agent_sandbox.cli.parser import UsageError, parse
+from agent_sandbox.cli.permission_options import ApproveOptions, GrantOptions
 from agent_sandbox.errors import PolicyError
 
 
@@ -100,6 +99,7 @@ def test_an_answer_without_a_look_needs_its_digest() -> None:
         (ApproveOptions.read, ["approve", "3f9a", "--yes"]),
         (ApproveOptions.read, ["approve", "--refuse"]),
         (GrantOptions.read, ["grant", "run x"]),
+        (ApproveOptions.read, ["approve", "--timeout", "1m"]),
         (GrantOptions.read, ["grant", "--for", "1m"]),
         (GrantOptions.read, ["grant", "run x", "--memory", "1G", "--for", "1m"]),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent_sandbox.cli.grammar import COMMON, OPTIONS, VERBS
+from agent_sandbox.cli.help import help_for
 from agent_sandbox.cli.parser import Request, UsageError, parse
 
 
@@ -50,6 +51,45 @@ def test_an_option_given_twice_keeps_every_value_and_the_last_one_counts() -> No
 def test_a_line_that_cannot_be_understood_is_refused(line: list[str]) -> None:
     with pytest.raises(UsageError):
         parse(line)
+
+
+@pytest.mark.parametrize(
+    ("line", "suggested"),
+    [
+        (["stauts"], "'status'"),
+        (["dif"], "'diff'"),
+        (["prom"], "'promote'"),
+        (["help", "x", "--quite"], "--quiet"),
+        (["run", "--memroy", "1G", "x"], "--memory"),
+        (["--memroy", "1G", "run", "x"], "--memory"),
+        (["log", "--memroy", "1G"], None),  # memory is no option of log
+        (["run", "--frob", "x"], None),
+        (["run", "-x", "x"], None),
+        (["frobnicate"], None),
+        (["ls"], None),
+    ],
+)
+def test_only_a_near_word_that_would_be_understood_is_suggested(line: list[str], suggested: str | None) -> None:
+    with pytest.raises(UsageError) as raised:
+        parse(line)
+    assert raised.value.hint == f"did you mean {suggested}?" if suggested else "did you mean" not in raised.value.hint
+
+
+def test_an_option_of_another_verb_is_refused_by_the_name_of_that_verb() -> None:
+    with pytest.raises(UsageError) as raised:
+        parse(["run", "--forget", "x", "true"])
+    assert "snapshots" in raised.value.hint
+    with pytest.raises(UsageError):
+        parse(["capabilities", "--project", "."])
+
+
+def test_help_explains_options_as_their_verb_uses_them() -> None:
+    for verb, option, words in (("revoke", "--all", "granted"), ("grant", "--allow", "too"), ("approve", "--timeout", "--for-run")):
+        (told,) = help_for(verb).verbs
+        assert words in next(each.summary for each in told.options if each.name == option)
+    assert all(set(verb.helps) <= set(verb.options) for verb in VERBS.values())
+    elsewhere = [option for option in OPTIONS.values() for name in VERBS if f"; {name}: " in f"; {option.help}"]
+    assert elsewhere == [], "an option's help is about the verb that is asked for"
 
 
 def test_every_option_of_a_verb_is_in_the_table_and_has_words_for_help() -> None:

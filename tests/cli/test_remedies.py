@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent_sandbox.cli.remedies import Situation, remedy
+from agent_sandbox.cli.remedies import Situation, idmapping_remedy, remedy
 
 HEALTHY = Situation("6.8.0-31-generic", root=False)
 
@@ -28,6 +28,20 @@ def test_where_nothing_is_in_the_way_there_is_no_remedy() -> None:
 )
 def test_the_remedy_fits_the_machine(here: Situation, words: str) -> None:
     assert words in remedy(here)
+
+
+def test_a_container_is_blamed_only_for_what_it_refuses() -> None:
+    root, user = (Situation("6.1.0", root=root, container="podman", filtered=True) for root in (True, False))
+    assert "seccomp" in remedy(root) and "seccomp" in remedy(user)
+    assert "seccomp" not in remedy(root, namespaces_work=True) and "ordinary user" in remedy(root, namespaces_work=True)
+    assert "seccomp profile" not in remedy(user, namespaces_work=True)
+
+
+@pytest.mark.parametrize("container", ["", "docker"])
+def test_inside_a_sandbox_of_this_program_no_container_engine_is_blamed(container: str) -> None:
+    nested = Situation("6.1.0", root=False, container=container, filtered=True, nested=True)
+    assert "a sandbox of agent-sandbox" in remedy(nested) and "docker" not in remedy(nested) + nested.name
+    assert "a sandbox of agent-sandbox" in idmapping_remedy(nested)
 
 
 def test_switches_that_do_not_bind_root_are_not_blamed_for_what_root_meets() -> None:

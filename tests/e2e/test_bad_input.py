@@ -79,7 +79,8 @@ def test_the_home_directory_and_the_root_are_projects_only_when_they_are_named(s
     done = there("run", "true")
     assert done.returncode == 2
     assert "the project would be" in words(done)
-    assert "--project" in words(done)
+    assert "--project" in words(done) and "--throw-away" in words(done), "it says what to do instead"
+    assert not list((tmp_path / "state").glob("sandboxes/*")), "nothing was made for it"
     named = there("run", "--project", ".", "echo works")
     assert named.stdout == b"works\n", words(named)
 

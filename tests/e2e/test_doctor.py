@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import tempfile
 from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from tests import compiled
 from tests.e2e.program import Shell
@@ -30,6 +36,28 @@ def test_the_doctor_agrees_with_what_then_happens(shell: Shell) -> None:
     assert shell("run", "true").returncode == 0
 
 
+@pytest.mark.needs_root
+def test_a_file_of_another_user_does_not_make_the_doctor_fail(reachable_checkout: Path) -> None:
+    """As with a fixed name for the file that the doctor writes in a shared directory of its clone."""
+    stranger = 60_702
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as home:
+        os.chown(home, stranger, stranger)
+        taken = Path("/var/tmp/agent-sandbox-probe")
+        made = not taken.exists()
+        taken.touch()
+        try:
+            command = [str(reachable_checkout / ".venv/bin/agent-sandbox"), "--json", "doctor"]
+            environment = {"HOME": home, "PATH": "/usr/bin:/bin", "AGENT_SANDBOX_SHARED_CACHE": f"{home}/shared"}
+            ran = subprocess.run(
+                command, user=stranger, group=stranger, extra_groups=(), env=environment, cwd=home, capture_output=True, check=False
+            )
+        finally:
+            if made:
+                taken.unlink()
+    rows = {row["name"]: row for row in json.loads(ran.stdout)["rows"]}
+    assert (rows["a run"]["status"], rows["a kept run"]["status"]) == ("ok", "ok"), rows
+
+
 def test_the_doctor_leaves_nothing_in_the_state_directory(shell: Shell, tmp_path: Path) -> None:
     shell("doctor")
     left = [path for name in ("sandboxes", "trash") for path in (tmp_path / "state" / name).iterdir()]
@@ -37,8 +65,8 @@ def test_the_doctor_leaves_nothing_in_the_state_directory(shell: Shell, tmp_path
 
 
 def test_setup_makes_the_state_directory_and_says_what_to_do_next(shell: Shell, tmp_path: Path) -> None:
-    compiled.offer(tmp_path / "cache", tmp_path / "state")
-    done = replace(shell, env={**shell.env, "XDG_CACHE_HOME": str(tmp_path / "cache")})("setup")
+    compiled.offer_to_all(tmp_path / "shared")
+    done = replace(shell, env={**shell.env, "AGENT_SANDBOX_SHARED_CACHE": str(tmp_path / "shared")})("setup")
     assert done.returncode == 0
     assert b"inside WebAssembly" in done.stdout
     assert (tmp_path / "state" / "format").exists()
@@ -49,4 +77,6 @@ def test_the_completion_script_is_one_that_bash_accepts_and_knows_the_verbs(shel
     script = shell("completion", "bash").stdout
     done = shell("run", "bash -n /dev/stdin && echo fine", stdin=script)
     assert done.stdout == b"fine\n"
-    assert b"doctor" in script and b"--throw-away" in script and b"promote" in script and b"timeline" not in script
+    verbs = shell("completion", "words", "--", "").stdout.split()
+    assert b"doctor" in verbs and b"promote" in verbs and b"timeline" not in verbs
+    assert b"--throw-away" in shell("completion", "words", "--", "run", "--").stdout.split()

@@ -40,7 +40,7 @@ def _kept(work: Workspace) -> Path:
 def _read(work: Workspace) -> ChangeSet:
     """What the layers give, whatever was kept."""
     with work._stored.opened() as stack:
-        return work._stored.changes_in(stack, work.policy)
+        return work._stored.changes_in(stack, work._policy)
 
 
 def test_a_list_that_was_kept_is_that_of_the_layers(work: Workspace) -> None:

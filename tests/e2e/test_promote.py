@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -30,9 +32,9 @@ def test_nothing_is_carried_over_unless_somebody_says_yes(changed: Shell) -> Non
     assert (changed.cwd / "keep.txt").read_text() == "one\ntwo\nthree\n" and (changed.cwd / "new.txt").read_text() == "new\n"
     assert changed("promote", "--yes").returncode == 0
     assert "nothing to promote" in words(changed("promote", "--yes"))
-    assert changed("undo").returncode == 0
+    assert changed("undo", "--yes").returncode == 0
     assert (changed.cwd / "keep.txt").read_text() == "one\ntwo\n" and not (changed.cwd / "new.txt").exists()
-    nothing = changed("undo")
+    nothing = changed("undo", "--yes")
     assert nothing.returncode == 125 and "no promotion to take back" in words(nothing)
 
 
@@ -141,7 +143,7 @@ def test_a_file_takes_the_new_directories_along_that_it_is_in(shell: Shell) -> N
     assert shell.json("status")["changes"]["project"] == 2
     assert shell("run", "cat a/b/wanted a/b/other a/third").stdout == b"1\n2\n3\n"
     assert shell("promote", "--yes").returncode == 0 and (shell.cwd / "a" / "third").exists()
-    assert shell("undo").returncode == 0 and shell("undo").returncode == 0
+    assert shell("undo", "--yes").returncode == 0 and shell("undo", "--yes").returncode == 0
     assert not (shell.cwd / "a").exists()
 
 
@@ -157,11 +159,11 @@ def test_a_secret_that_was_hidden_is_not_replaced_and_that_is_said_once(shell: S
 
 
 def test_what_we_did_ourselves_is_not_told_as_drift(changed: Shell) -> None:
-    for line in (("promote", "--yes"), ("undo",)):
+    for line in (("promote", "--yes"), ("undo", "--yes")):
         assert changed(*line).returncode == 0
         assert changed.json("status")["drift"]["moved"] == []
     assert changed("promote", "--yes").returncode == 0 and changed("run", "echo later > later").returncode == 0
-    undone = changed("undo")
+    undone = changed("undo", "--yes")
     assert undone.returncode == 0 and "agent-sandbox rollback" in words(undone)
     number = words(undone).split()[-1]
     assert changed("rollback", number).returncode == 0
@@ -184,7 +186,7 @@ def test_a_state_directory_without_room_for_the_old_files_is_refused_before_anyt
         assert (shell.cwd / "big").stat().st_size == 8 << 20
         (small / "fill").unlink()
         assert there("promote", "--yes").returncode == 0 and (shell.cwd / "big").read_text() == "little\n"
-        assert there("undo").returncode == 0 and (shell.cwd / "big").stat().st_size == 8 << 20
+        assert there("undo", "--yes").returncode == 0 and (shell.cwd / "big").stat().st_size == 8 << 20
     finally:
         subprocess.run(["umount", "-l", small], check=True)
 
@@ -212,3 +214,58 @@ def test_what_was_changed_under_two_rules_about_files_is_told_and_can_be_left_ou
     assert not (changed.cwd / "new.txt").exists()
     assert changed("promote", "--yes", "--skip", "keep.txt").returncode == 0
     assert (changed.cwd / "new.txt").exists() and (changed.cwd / "keep.txt").read_text() == "one\ntwo\n"
+
+
+def large(path: Path) -> None:
+    """A file larger than what is read at the end of a run. It is nearly all hole."""
+    with path.open("wb") as file:
+        file.truncate(100 << 20)
+        file.write(b"one")
+
+
+def test_a_large_file_written_right_before_the_run_is_promoted(shell: Shell) -> None:
+    large(shell.cwd / "large")
+    assert shell("run", "echo more >> large").returncode == 0
+    done = shell("promote", "--yes")
+    assert done.returncode == 0 and "\r" not in words(done), words(done)
+    status = (shell.cwd / "large").stat()
+    assert status.st_size == (100 << 20) + 5 and status.st_blocks * 512 < 50 << 20  # it has its holes
+
+
+def test_a_large_file_rewritten_after_the_run_has_drifted_though_size_and_time_are_the_same(shell: Shell) -> None:
+    path = shell.cwd / "large"
+    large(path)
+    assert shell("run", "echo more >> large").returncode == 0
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.write(b"two")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    done = shell("promote", "--yes")
+    assert done.returncode == 1 and "changed in reality" in words(done)
+    assert path.stat().st_size == 100 << 20 and path.read_bytes().startswith(b"two")
+
+
+def test_undo_asks_with_the_time_of_the_promotion_or_without_any(changed: Shell) -> None:
+    assert changed("promote", "--yes").returncode == 0
+    year = time.strftime("%Y-").encode()
+    with sitting(changed, "undo") as person:
+        person.expect(b"Take back promotion 1 of " + year)
+        person.type(b"n\r")
+        assert person.end() == 3
+    (begun,) = Path(changed.environment["AGENT_SANDBOX_STATE"]).rglob("begun")
+    facts = json.loads(begun.read_text())
+    begun.write_text(json.dumps({**facts, "started": 0}))  # the clock of the machine was not set yet
+    with sitting(changed, "undo") as person:
+        person.expect(b"Take back promotion 1? ")
+        person.type(b"y\r")
+        assert person.end() == 0
+
+
+@pytest.mark.needs_root
+def test_root_in_a_project_of_another_user_is_told_before_every_write_is_refused(shell: Shell) -> None:
+    assert "belongs to" not in words(shell("run", "true"))
+    os.chown(shell.cwd, 12345, 12345)
+    done = shell("run", "touch new")
+    assert done.returncode == 1 and "belongs to user 12345" in words(done) and "sudo -u '#12345'" in words(done)
+    shell.cwd.chmod(0o777)
+    assert "belongs to" not in words(done := shell("run", "touch new")) and done.returncode == 0

@@ -53,13 +53,15 @@ def unended(shell: Shell) -> list[str]:
     return [str(entry.event.action["kind"]) for entry in entries if isinstance(entry.event, Intent) and ends.count(entry.sequence) != 1]
 
 
-@pytest.mark.parametrize("who", [("status",), ("run", "cat keep.txt"), fully(("diff", "--stat")), fully(("snapshots",)), fully(("undo",))])
+@pytest.mark.parametrize(
+    "who", [("status",), ("run", "cat keep.txt"), fully(("diff", "--stat")), fully(("snapshots",)), fully(("undo", "--yes"))]
+)
 @pytest.mark.parametrize("at", [fully(IN_THE_TREE), BEFORE_LAYERS])
 def test_whoever_comes_next_finds_the_tree_and_the_sandbox_in_agreement(changed: Shell, at: str, who: tuple[str, ...]) -> None:
     before = tree(changed)
     cut_off(changed, at, "promote", "--yes")
     changed(*who)
-    if at in OLD or who == ("undo",):
+    if at in OLD or who == ("undo", "--yes"):
         assert tree(changed) == before
         assert changed.json("status")["changes"]["project"] == 4
     else:
@@ -79,7 +81,7 @@ def test_a_promotion_that_was_cut_off_is_not_done_twice_and_can_be_taken_back(ch
     assert ("nothing to promote" in words(again)) is (at in NEW)
     assert tree(changed) == {"keep.txt": "one\ntwo\n", "d/new.txt": "new\n"}
     assert changed.json("status")["changes"]["project"] == 0 and unended(changed) == []
-    assert changed("undo").returncode == 0
+    assert changed("undo", "--yes").returncode == 0
     assert tree(changed) == before
     assert changed.json("status")["changes"]["project"] == 4, "they wait again"
 

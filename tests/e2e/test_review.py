@@ -214,7 +214,7 @@ def test_only_what_was_shown_is_promoted_with_its_digest(shell: Shell) -> None:
         assert document["error"]["refusal"]["rule"] == "expect" and document["exit"] == 3
         assert tree(shell.cwd) == before, evil
         assert shell("rollback", "reviewed").returncode == 0
-        assert shell("snapshots", "--forget", "reviewed").returncode == 0
+        assert shell("snapshots", "--forget", "reviewed", "--yes").returncode == 0
     assert b"expect" in shell("log", "--denied").stdout, "the refusals are recorded"
     assert shell("promote", "--yes", "--expect", digest[:11]).returncode == 2
     assert shell("promote", "--yes", "--expect", "of the last diff").returncode == 2

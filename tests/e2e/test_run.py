@@ -23,7 +23,7 @@ def test_the_readme_flow_leaves_the_real_file_alone_and_forgets_on_request(shell
     shown = shell("diff").stdout.decode()
     assert "diff --git a/greeting.txt b/greeting.txt\n" in shown
     assert "-hello\n+new content\n" in shown
-    forgotten = shell("reset")
+    forgotten = shell("reset", "--yes")
     assert forgotten.returncode == 0
     assert "forgot 1 change" in words(forgotten)
     assert shell("diff").stdout == b""

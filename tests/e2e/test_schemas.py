@@ -18,7 +18,7 @@ from tests.e2e.program import Shell
 from tests.patience import until
 
 SCHEMAS = Path(__file__).resolve().parents[2] / "docs" / "schemas"
-NOT_PRINTED = {"declined", "interrupted"}  # after an answer at a terminal; after a signal
+NOT_PRINTED = {"interrupted"}  # after a signal
 NOT_EVERYWHERE = {"log-checkpoint", "policy-learn"}  # where the extra or the observer is missing, they are refused
 ELSEWHERE = {"replay", "setup", "verify"}  # in the other tests
 ALSO_TYPED = {"simulate", "apply"}  # the same verbs as sim and promote
@@ -30,6 +30,8 @@ SEQUENCE: tuple[tuple[str, ...], ...] = (
     ("version",),
     ("completion", "bash"),
     ("completion", "zsh"),
+    ("completion", "fish"),
+    ("completion", "words", "--", "run", "--col"),
     ("doctor",),
     ("status",),
     ("log",),
@@ -41,6 +43,7 @@ SEQUENCE: tuple[tuple[str, ...], ...] = (
     ("run", "--deny-command", "ls", "ls"),
     ("run", "--nonsense", "true"),
     ("run", "--diff", "echo x > other"),
+    ("shell",),
     ("code", "code.py"),
     ("diff",),
     ("diff", "--all"),
@@ -51,14 +54,15 @@ SEQUENCE: tuple[tuple[str, ...], ...] = (
     ("snapshot", "first"),
     ("snapshots",),
     ("rollback",),
-    ("snapshots", "--forget", "first"),
+    ("snapshots", "--forget", "first", "--yes"),
     ("promote",),
     ("promote", "--dry-run"),
     ("promote", "--yes"),
     ("promote", "--yes"),
     ("status",),
     ("undo",),
-    ("undo",),
+    ("undo", "--yes"),
+    ("undo", "--yes"),
     ("reset", "--yes"),
     ("policy", "explain"),
     ("policy", "lint"),
@@ -142,5 +146,7 @@ def test_what_verify_says_is_a_document(prepared: Shell) -> None:
 
 def test_what_setup_says_is_a_document(prepared: Shell) -> None:
     nowhere = str(prepared.cwd / "file" / "cache")  # where nothing can be compiled, which takes minutes
-    document = checked(replace(prepared, env={**prepared.env, "XDG_CACHE_HOME": nowhere})("--json", "setup"))
+    document = checked(
+        replace(prepared, env={**prepared.env, "XDG_CACHE_HOME": nowhere, "AGENT_SANDBOX_SHARED_CACHE": nowhere})("--json", "setup")
+    )
     assert document["state_dir"] and document["wasm"] != "ready"

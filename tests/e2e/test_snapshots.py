@@ -58,7 +58,7 @@ def test_snapshots_are_listed_as_a_tree_with_branches_and_one_can_be_forgotten(s
     lines = shell("snapshots").stdout.decode().splitlines()
     assert [line.split("  20")[0] for line in lines] == ["1 trunk", "  2 left", "  3 right"]
     assert lines[2].endswith("<- the sandbox")
-    forgotten = shell.json("snapshots", "--forget", "trunk")
+    forgotten = shell.json("snapshots", "--forget", "trunk", "--yes")
     assert [each["label"] for each in forgotten["forgotten"]] == ["trunk"]
     assert [(each["label"], each["parent"], each["head"]) for each in forgotten["snapshots"]] == [
         ("left", None, False),
@@ -95,7 +95,7 @@ def test_bad_names_are_refused_and_say_what_there_is(shell: Shell) -> None:
     shell("snapshot", "first")
     for line, said in (
         (("rollback", "nope"), "1 (first)"),
-        (("snapshots", "--forget", "7"), "no snapshot '7'"),
+        (("snapshots", "--forget", "7", "--yes"), "no snapshot '7'"),
         (("snapshot", "7"), "cannot be a number"),
         (("snapshot", "a\nb"), "not a label"),
         (("snapshot", "a", "b"), "snapshot"),
@@ -111,7 +111,7 @@ def test_while_a_run_goes_on_there_is_no_snapshot_and_no_rollback(shell: Shell) 
     with shell.start("run", "--", "sh", "-c", "echo up; read x; echo two > file", stdin=subprocess.PIPE) as live:
         assert live.stdout is not None and live.stdin is not None
         assert live.stdout.readline() == b"up\n"
-        for line in (("snapshot",), ("rollback",), ("snapshots", "--forget", "first")):
+        for line in (("snapshot",), ("rollback",), ("snapshots", "--forget", "first", "--yes")):
             refused = shell(*line)
             assert refused.returncode == 125 and "in use by process" in words(refused), refused
         assert shell("snapshots").returncode == 0 and shell("diff").returncode == 0, "who only looks is not refused"

@@ -66,7 +66,7 @@ def test_reset_asks_first_and_no_is_no(shell: Shell) -> None:
         person.expect(b"[y/N] ")
         person.type(b"n\r")
         person.expect(b"nothing was changed")
-        assert person.end() == 1
+        assert person.end() == 3
     assert b"new.txt" in shell("diff").stdout
     with sitting(shell, "reset") as person:
         person.expect(b"[y/N] ")

@@ -9,7 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox import Conflicted, Denied, Drift, PolicyError, SandboxConfig, SandboxStatus, Workspace, WorkspaceError, shell
+from agent_sandbox import (
+    Conflicted,
+    Denied,
+    Drift,
+    PolicyError,
+    SandboxConfig,
+    SandboxError,
+    SandboxStatus,
+    Workspace,
+    WorkspaceError,
+    shell,
+)
 from agent_sandbox._fast.values import replace
 from agent_sandbox.assembly import here
 from agent_sandbox.engine.promote import PromotionProposal
@@ -254,3 +265,23 @@ def test_what_is_said_wrongly_is_refused_and_nothing_is_done(work: Workspace, pr
     with pytest.raises(WorkspaceError, match="No such file"):
         work.drift()
     project.with_name("away").rename(project)
+
+
+def test_leaving_the_block_keeps_the_changes_and_closes(project: Path) -> None:
+    up, results = threading.Event(), []
+    with Workspace.over(project) as work:
+        work.run(shell("echo four >> notes.txt"))
+        code = "print('up', flush=True)\nimport time\ntime.sleep(600)"
+        thread = threading.Thread(target=lambda: results.append(work.run(code, on_output=lambda *_: up.set())))
+        thread.start()
+        up.wait()
+    thread.join()
+    assert results[0].status is SandboxStatus.FAILED and (results[0].error or "").startswith("killed")
+    for call in (lambda: work.run("1"), work.diff, work.changes, work.promote, work.undo, work.reset, work.snapshots, work.drift):
+        with pytest.raises(SandboxError, match="this workspace has been closed"):
+            call()
+    work.close()
+    again = Workspace.over(project)
+    assert "+four\n" in again.diff(), "nothing was thrown away"
+    assert (project / "notes.txt").read_text() == "one\ntwo\nthree\n", "and nothing was promoted"
+    again.reset()

@@ -67,6 +67,13 @@ def test_it_is_used_as_often_as_it_says_and_what_was_derived_counts_together(off
     assert "used up" in office.use(token) and "used up" in office.use(narrow)
 
 
+def test_uses_are_counted_also_without_a_limit(office: Office) -> None:
+    token = office.grant()
+    assert office.all.standing()[0].limit is None and office.all.standing()[0].used == 0
+    assert office.use(token) == office.use(token) == "" and office.all.standing()[0].used == 2
+    assert office.use(attenuate(token, Only((("run", "nothing"),)))) and office.all.standing()[0].used == 2, "a refused use is none"
+
+
 def test_a_use_that_is_refused_is_not_counted(office: Office) -> None:
     token = office.grant(times=2)
     narrow = attenuate(token, Times(1))

@@ -24,11 +24,11 @@ from agent_sandbox.engine.review import rows_for_approver, unified_rows
 from agent_sandbox.errors import Drift
 from agent_sandbox.workspace.changes import Change, ChangeSet, Kind
 from agent_sandbox.workspace.diff.compare import DEFAULT, EVERYTHING, DiffLimits, MachineFiles, Preview, compare, pair_renames
-from agent_sandbox.workspace.digests import ContentDigests, digest_of
+from agent_sandbox.workspace.digests import ContentDigests, content_digest, digest_of
 from agent_sandbox.workspace.layers.readback import read_stack
 from agent_sandbox.workspace.layers.renames import find_renames
 from agent_sandbox.workspace.layers.stack import Stack
-from agent_sandbox.workspace.nodes import EntryType
+from agent_sandbox.workspace.nodes import EntryType, Node
 from agent_sandbox.workspace.promotion import promote as promote_module
 from agent_sandbox.workspace.promotion.inspect import look_at, protected_classes
 from agent_sandbox.workspace.protected import CLASSES
@@ -282,3 +282,22 @@ def test_content_that_changes_after_it_was_hashed_is_not_promoted() -> None:
         assert entries(work.project) == {}, "neither of the two was written"
         work.promote(work.proposal(Wanted()))
         assert (work.project / "b").read_bytes() == b"evil----\n", "hashed again, it is"
+
+
+def test_holes_count_as_zeros_and_a_file_of_another_size_has_no_digest(tmp_path: Path) -> None:
+    path = tmp_path / "sparse"
+    with path.open("wb") as file:
+        file.truncate(5 << 20)
+        file.seek(3 << 20)
+        file.write(b"data")
+
+    class Sparse:
+        def open_file(self, change: Change) -> int:
+            return os.open(path, os.O_RDONLY)
+
+    change = Change("/sparse", Kind.ADDED, None, Node(EntryType.FILE, 0o644, 0, 0, 5 << 20))
+    assert content_digest(change, Sparse()) == sha256(path.read_bytes()).hexdigest()
+    for size in ((5 << 20) - 1, (5 << 20) + 1):
+        os.truncate(path, size)
+        with pytest.raises(OSError, match="has changed"):
+            content_digest(change, Sparse())

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox._fast.encoding import sha256
-from agent_sandbox.cli.commands.log import _line
+from agent_sandbox.cli.commands.log import _Lines
 from agent_sandbox.errors import SandboxError
 from agent_sandbox.ledger.chain import START, entries
-from agent_sandbox.ledger.event import Event, Intent, Noted, OutcomeEvent, RefusalEvent
+from agent_sandbox.ledger.event import Entry, Event, Intent, Noted, OutcomeEvent, RefusalEvent, Told
 from agent_sandbox.ledger.export import FORMS, exporter
 from agent_sandbox.ledger.query import Filter, Index, select
 from agent_sandbox.ledger.verify import Evidence, examine
@@ -46,6 +46,11 @@ CRAFTED = (
     {"kind": '"rotated"', "event": '{"closed":"x","size":[],"oldest":"y"}'},
     {"kind": '"checkpoint"', "event": f'{{"sequence":0,"hash":"{START}","public_key":5,"signature":[]}}'},
 )
+
+
+def shown_line(entry: Entry, told: Told) -> str:
+    """The line that `log` prints, without its end."""
+    return _Lines(None, everywhere=True).line(entry, told).removesuffix("\n")
 
 
 @pytest.mark.parametrize("fields", CRAFTED, ids=lambda fields: "".join(fields.values())[:40].encode("ascii", "replace").decode())
@@ -84,7 +89,7 @@ def test_a_text_that_is_too_long_to_be_kept_is_shown_by_its_beginning(tmp_path: 
     ledger.record(event)
     ledger.record(Intent({"kind": "RunCommand", "argv": ["ls"]}, "", "", ""))
     found = list(select(entries(ledger.path), Filter()))
-    assert len(found) == 2 and all(_line(entry, told).isprintable() for entry, told in found)
+    assert len(found) == 2 and all(shown_line(entry, told).isprintable() for entry, told in found)
     for form in FORMS:
         _, as_line = exporter(form, host="host", version="1")
         assert all(as_line(entry, told).count("\n") == 1 for entry, told in found)
@@ -98,5 +103,5 @@ def test_a_clock_that_was_wrong_takes_no_entry_away(tmp_path: Path, time: float)
     ledger = Ledger(tmp_path / "ledger.jsonl", clock=lambda: time)
     ledger.record(Intent({"kind": "RunCommand", "argv": ["ls"]}, "", "", ""))
     ((entry, told),) = select(entries(ledger.path), Filter())
-    assert entry.time == time and "ls" in _line(entry, told)
+    assert entry.time == time and "ls" in shown_line(entry, told)
     assert all(exporter(form, host="host", version="1")[1](entry, told) for form in FORMS)

@@ -62,6 +62,13 @@ def test_an_entry_says_what_was_done_to_what(told: list[Entry]) -> None:
     assert said[7] == ("promotion", "promote", "/project")
 
 
+@pytest.mark.parametrize(("operation", "action"), [("read", "read_file"), ("remove", "remove_file"), ("\x1b[2J", "use_file")])
+def test_an_operation_on_a_file_is_told_by_its_name_and_path(tmp_path: Path, operation: str, action: str) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl", clock=lambda: 1.5)
+    told = tell(ledger.record(Intent({"kind": "UseFile", "operation": operation, "path": "/srv/notes.txt"}, "d", "p", "file")))
+    assert (told.category, told.action, told.target) == ("file", action, "/srv/notes.txt")
+
+
 def test_every_kind_of_entry_says_something(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger.jsonl", clock=lambda: 1.5, segment_bytes=1_000)
     for _ in range(5):

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_sandbox.policy.action import LANGUAGES, Action, CallTool, Promote, RunCode, RunCommand, Undo
+from agent_sandbox.errors import PolicyError
+from agent_sandbox.policy.action import FILE_READS, FILE_WRITES, LANGUAGES, Action, CallTool, Promote, RunCode, RunCommand, Undo, UseFile
 from agent_sandbox.policy.decide import LARGEST_SOURCE, Allow, Ask, Deny, decide, granting, lifting
 from agent_sandbox.policy.model import AskRules, FileRules, Guarantee, Policy, ProgramRules, cloned, locked, repeatable, required
 from agent_sandbox.policy.paths import Beneath, Tree
@@ -131,6 +132,51 @@ def test_a_tool_is_called_only_if_the_policy_names_it() -> None:
     refused = decide(policy, (), CallTool.of("burn", b"{}"), now=0.0)
     assert isinstance(refused, Deny) and refused.because.rule == "tool"
     assert call.digest() != CallTool.of("look", b"[]").digest()
+
+
+def test_a_file_is_used_unless_it_is_hidden_and_changed_only_where_changes_are_allowed() -> None:
+    shown = cloned(masks=(Mask("/srv/app/.env", "a secret"),))
+    locked_up, reading = locked(), locked(read=True, allowed=[Tree("/data")])
+
+    def rule(policy: Policy, operation: str, path: str) -> str:
+        verdict = decide(policy, (), UseFile.of(operation, path), now=0.0)
+        return "" if isinstance(verdict, Allow) else verdict.because.why
+
+    for operation in (*FILE_READS, *FILE_WRITES):
+        assert rule(shown, operation, "/srv/app/notes.txt") == ""
+        assert "hides" in rule(shown, operation, "/srv/app/.env") and "hides" in rule(shown, operation, "/srv/app/.env/below")
+        assert rule(locked_up, operation, "/tmp/x") == ""
+        assert "does not show" in rule(locked_up, operation, "/srv/x") and "does not show" in rule(reading, operation, "/srv/x")
+    assert [rule(reading, operation, "/data/x") for operation in FILE_READS] == ["", "", "", ""], "what exists is for the view to say"
+    assert all("no changes of files" in rule(reading, operation, "/data/x") for operation in FILE_WRITES)
+    assert rule(locked(read=True, allowed=[Beneath("/data")]), "list", "/data") == "", "where a pattern begins"
+    assert "unknown operation" in rule(shown, "burn", "/srv/app/notes.txt")
+    assert UseFile.of("write", "/a", b"1").digest() != UseFile.of("write", "/a", b"2").digest() != UseFile.of("write", "/a").digest()
+    with pytest.raises(PolicyError):
+        UseFile.of("read", "relative")
+
+
+@pytest.mark.parametrize(
+    ("effects", "operation", "asked"),
+    [
+        (("reads",), "read", "reads"),
+        (("reads",), "write", ""),
+        (("writes",), "write", "writes"),
+        (("writes",), "list", ""),
+        (("destroys",), "remove", "destroys"),
+        (("destroys",), "mkdir", ""),
+        (("writes",), "remove", "writes"),
+        (("network",), "remove", ""),
+    ],
+)
+def test_a_rule_about_effects_asks_about_files_too(effects: tuple[str, ...], operation: str, asked: str) -> None:
+    policy = replace(cloned(masks=()), asks=AskRules(effects=effects))
+    verdict = decide(policy, (), UseFile.of(operation, "/srv/app/x y"), now=0.0)
+    if asked:
+        assert isinstance(verdict, Ask) and f"of the kind {asked}" in verdict.because.why
+        assert verdict.suggest == f"file {operation} '/srv/app/x y'"
+    else:
+        assert isinstance(verdict, Allow)
 
 
 def test_a_repeatable_policy_requires_that_runs_are_the_same_and_changes_nothing_else() -> None:

@@ -15,7 +15,7 @@ from agent_sandbox.policy.model import EVERYWHERE, FileRules, Guarantee, Limits,
 from agent_sandbox.policy.paths import parse
 from agent_sandbox.policy.secrets import Mask, default_masks
 
-BOTH = {Guarantee.FILES_CONFINED, Guarantee.NO_NETWORK, Guarantee.PROCESSES_INVISIBLE, Guarantee.SYSCALLS_FILTERED, Guarantee.NOT_HOST_ROOT}
+BOTH = {Guarantee.FILES_CONFINED, Guarantee.NO_NETWORK, Guarantee.SYSCALLS_FILTERED, Guarantee.NOT_HOST_ROOT}
 BOTH |= {Guarantee.MEMORY_WATCHED, Guarantee.DISK_LIMITED}
 MASKS = default_masks(homes=["/home/u"])
 

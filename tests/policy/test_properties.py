@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.policy.action import LANGUAGES, Action, CallTool, Promote, RunCode, RunCommand, Undo
+from agent_sandbox.policy.action import FILE_READS, FILE_WRITES, LANGUAGES, Action, CallTool, Promote, RunCode, RunCommand, Undo, UseFile
 from agent_sandbox.policy.code.patterns import granted
 from agent_sandbox.policy.code.validate import validate
 from agent_sandbox.policy.decide import LARGEST_SOURCE, Allow, Ask, Deny, decide
@@ -77,6 +77,7 @@ actions: st.SearchStrategy[Action] = st.one_of(
     st.builds(Promote, st.sampled_from((*PATHS, "/")), st.just("0" * 64), st.just(1), kinds, kinds),
     st.builds(Undo, st.sampled_from((*PATHS, "/")), st.just("1")),
     st.builds(CallTool, st.sampled_from(("send", "read_mail", "other")), st.just("0" * 64), st.just(1)),
+    st.builds(UseFile, st.sampled_from((*FILE_READS, *FILE_WRITES, "burn")), st.sampled_from((*PATHS, "/", "/tmp/x"))),
 )
 policies = st.builds(
     lambda files, processes, tools: Policy("any", files, processes, Limits(), required(processes, Limits()), tools=tools),
@@ -147,10 +148,11 @@ def test_a_deny_more_never_allows_more(layer: Document, denied: list[str], comma
 
 @settings(max_examples=200, deadline=None)
 @given(actions)
-def test_without_a_permission_everything_is_denied_but_code_in_scratch_space(action: Action) -> None:
+def test_without_a_permission_everything_is_denied_but_code_and_files_in_scratch_space(action: Action) -> None:
     verdict = decide(NOTHING, (), action, now=0.0)
     code = isinstance(action, RunCode) and action.language in LANGUAGES and 0 < action.size <= LARGEST_SOURCE and not action.programs
-    assert isinstance(verdict, Allow) == (code and action.cwd in (None, "/tmp"))  # type: ignore[union-attr]  # code has one
+    file = isinstance(action, UseFile) and action.operation != "burn" and action.path in ("/tmp", "/tmp/x")
+    assert isinstance(verdict, Allow) == (file or (code and action.cwd in (None, "/tmp")))  # type: ignore[union-attr]  # code has one
     assert verdict.because.rule and verdict.because.why
     assert isinstance(verdict, Allow) or verdict.because.remedy, "who is refused is told what would change it"
 

@@ -30,7 +30,7 @@ def test_a_schema_is_what_the_types_say_valid_and_documented(kind: str) -> None:
 
 def test_a_schema_is_strict() -> None:
     schema = schema_of("declined", DeclinedResult)
-    written = document(DeclinedResult("undo", 3))
+    written = document(DeclinedResult("undo", 3, "undo needs --yes"))
     jsonschema.validate(written, schema)
     for wrong in ({**written, "more": 1}, {**written, "exit": "3"}, {"schema": written["schema"], "verb": "undo"}):
         with pytest.raises(jsonschema.ValidationError):

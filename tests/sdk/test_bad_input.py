@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent_sandbox import LedgerUnavailable, PolicyError, Sandbox, SandboxConfig, SandboxStatus
+from agent_sandbox import LedgerUnavailable, PolicyError, Sandbox, SandboxConfig, SandboxStatus, Workspace, shell
 from agent_sandbox.policy.decide import Deny
 
 
@@ -77,11 +77,58 @@ def test_code_that_is_no_text_is_a_mistake_of_the_caller(sandbox: Sandbox) -> No
         sandbox.execute(b"print(1)")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("wrong", [{"language": None}, {"stdin": 7}, {"args": 7}, {"env_vars": 7}])
-def test_an_argument_of_the_wrong_type_is_a_mistake_of_the_caller(sandbox: Sandbox, wrong: dict[str, Any]) -> None:
-    with pytest.raises(TypeError):
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"language": None}, "language is a str, not NoneType"),
+        ({"stdin": 7}, "stdin is a bytes or bytearray or memoryview or str, not int"),
+        ({"args": 7}, "args is a sequence of str, not int"),
+        ({"args": "-v"}, "args is a sequence of str, not str"),
+        ({"args": ["-n", 7]}, "each of args is a str, not int"),
+        ({"env_vars": 7}, "env_vars is a Mapping, not int"),
+        ({"env_vars": {"A": 1}}, "the environment variable 'A' is a str, not int"),
+        ({"env_vars": {7: "A"}}, "the name of an environment variable is a str, not int"),
+        ({"timeout": "5"}, "timeout is a number of seconds, not str"),
+        ({"timeout": True}, "timeout is a number of seconds, not bool"),
+        ({"on_output": "print"}, "on_output is a function of a stream's name and text, not str"),
+    ],
+    ids=lambda each: repr(each) if isinstance(each, dict) else "",
+)
+def test_an_argument_of_the_wrong_type_is_a_mistake_of_the_caller(sandbox: Sandbox, wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(TypeError) as refused:
         sandbox.execute("print(1)", **wrong)
+    assert str(refused.value) == said
+    assert sandbox.status is SandboxStatus.PENDING, "nothing ran"
+    if "language" not in wrong:
+        with pytest.raises(TypeError) as refused:
+            sandbox.run("print(1)", **wrong)
+        assert str(refused.value) == said
     assert sandbox.execute("print(1)").success
+
+
+@pytest.mark.parametrize("work", [7, None, b"print(1)", {"a": 1}, [1, 2], ["echo", b"x"], (word for word in ("echo",))])
+def test_work_of_the_wrong_type_is_a_mistake_of_the_caller(sandbox: Sandbox, tmp_path: Path, work: Any) -> None:
+    workspace = Workspace.over(tmp_path)
+    for call in (sandbox.run, sandbox.simulate, workspace.run, workspace.simulate):
+        with pytest.raises(TypeError, match="run takes Python code"):
+            call(work)
+    with pytest.raises(TypeError, match="text is a str"):
+        shell(7)  # type: ignore[arg-type]
+    with sandbox.session() as session, pytest.raises(TypeError, match="code is a str"):
+        session.run(work)
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_workspace_is_made_of_a_path_and_settings(tmp_path: Path) -> None:
+    for wrong, said in (((7,), "project is a str or bytes or PathLike, not int"), ((None,), "not NoneType")):
+        with pytest.raises(TypeError, match=said):
+            Workspace.over(*wrong)
+    with pytest.raises(TypeError, match="config is a SandboxConfig, not dict"):
+        Workspace.over(tmp_path, config={"allow_file_write": True})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="cwd is a str"):
+        Workspace.over(tmp_path).run("1", cwd=7)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="colour"):
+        Workspace.over(tmp_path).run("1", colour="red")  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(("text", "arrives"), [("\udcff", "'\\udcff'"), ("\ud800", "'\\udced\\udca0\\udc80'")])
@@ -161,7 +208,7 @@ def test_settings_that_cannot_be_enforced_are_refused_by_name(settings: dict[str
 
 def test_a_setting_that_does_not_exist_is_a_mistake_of_the_caller() -> None:
     with pytest.raises(TypeError, match="allow_flight"):
-        Sandbox(allow_flight=True)
+        Sandbox(allow_flight=True)  # type: ignore[call-arg]
 
 
 def test_a_working_directory_outside_what_is_shown_is_refused() -> None:

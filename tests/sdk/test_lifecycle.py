@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
+import warnings
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -192,3 +195,88 @@ def test_using_a_sandbox_does_not_import_asyncio() -> None:
 def test_the_values_of_environment_variables_are_not_shown_when_a_sandbox_is_printed() -> None:
     sandbox = Sandbox(env_vars={"API_KEY": "hush"})
     assert "hush" not in repr(sandbox) + repr(sandbox.config) + repr(sandbox.execute("print(1)"))
+
+
+def test_a_session_that_is_dropped_ends_and_says_so(sandbox: Sandbox) -> None:
+    sandbox.execute("print(1)")
+    session = sandbox.session()
+    assert session.run("import os\nos.getpid()").success
+    guest = weakref.ref(session._turns._opened.guest)  # type: ignore[union-attr]
+    with pytest.warns(ResourceWarning, match=f"unclosed <session {session.id} of sandbox {sandbox.id}>"):
+        del session
+        gc.collect()
+    assert guest() is None, "and with it its process, sockets and cgroup, which the end of every test looks for"
+    kept = sandbox.session()
+    assert kept.run("1").value == 1
+    kept.close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        del kept
+        gc.collect()
+
+
+FORKED = """
+import os, threading
+from agent_sandbox import Sandbox, SandboxError
+sandbox, up, results = Sandbox(validate_code=False), threading.Event(), []
+session = sandbox.session()
+session.run("x = 1")
+thread = threading.Thread(target=lambda: results.append(sandbox.execute(LONG, on_output=lambda *_: up.set())))
+thread.start()
+up.wait()
+child = os.fork()
+if child == 0:
+    try:
+        try:
+            session.run("x")
+        except SandboxError as error:
+            print("child:", error.message, flush=True)
+        assert sandbox.status.name != "RUNNING", sandbox.status
+        sandbox.kill()
+        session.close()
+        sandbox.close()
+        try:
+            sandbox.execute("1")
+        except SandboxError as error:
+            print("child:", error.message, flush=True)
+    finally:
+        os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+print("parent:", session.run("x").value, sandbox.status.name, flush=True)
+sandbox.kill()
+thread.join()
+print("parent:", results[0].stdout.split(), results[0].exit.reason.value, flush=True)
+sandbox.close()
+"""
+
+
+def test_a_forked_child_does_not_end_what_its_parent_runs(tmp_path: Path) -> None:
+    program = tmp_path / "application.py"
+    program.write_text(FORKED.replace("LONG", repr(ENDLESS)))
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == [
+        "child: this session has ended: it belongs to another process, from which this one was forked",
+        "child: this sandbox has been closed",
+        "parent: 1 RUNNING",
+        "parent: ['up'] killed",
+    ], done.stderr
+
+
+def test_everything_of_a_closed_sandbox_says_that_it_is_closed() -> None:
+    sandbox = Sandbox()
+    session = sandbox.session()
+    files = sandbox.files
+    sandbox.close()
+    for call in (
+        lambda: sandbox.execute("1"),
+        lambda: sandbox.run("1"),
+        lambda: sandbox.simulate("1"),
+        lambda: sandbox.session(),
+        lambda: session.run("1"),
+        lambda: session.files.read("x"),
+        lambda: files.read("/tmp/x"),
+    ):
+        with pytest.raises(SandboxError, match=r"this sandbox has been closed|this session has ended"):
+            call()
+    session.close()
+    sandbox.close()

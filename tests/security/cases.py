@@ -153,6 +153,7 @@ _ALL = (
     Case(185, _PROMOTION, "P0", _HOST, "changes swapped between their review and their promotion"),
     Case(186, _PROMOTION, "P0", _HOST, "content that a review shows neither as text nor by its digest"),
     Case(187, _POLICY, "P0", _HOST, "a variable that makes another command of an approved one"),
+    Case(340, _KERNEL, "P1", _PROCESS, "the processes around a sandbox that shares their /proc"),
 )  # fmt: skip
 
 CASES = {each.number: each for each in _ALL}

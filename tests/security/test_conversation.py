@@ -241,9 +241,8 @@ os.waitpid(pid, 0)
 print(take(7))
 """
     taken: list[Any] = []
-    with Sandbox(
-        validate_code=False, tools={"take": taken.append, "wait": taken.append, "seen": lambda: None}, allow_subprocess=True
-    ) as sandbox:
+    tools: dict[str, Callable[..., object]] = {"take": taken.append, "wait": taken.append, "seen": lambda: None}
+    with Sandbox(validate_code=False, tools=tools, allow_subprocess=True) as sandbox:
         assert sandbox.execute(code).stdout == "None\n"
     assert 7 in taken
 

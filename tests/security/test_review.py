@@ -41,7 +41,7 @@ def test_what_is_swapped_after_its_review_is_not_promoted(number: int, shell: Sh
         assert shell("run", swap).returncode == 0
         refused = shell("promote", "--yes", "--expect", digest)
         assert refused.returncode == 3 and "was expected" in words(refused) and tree(shell.cwd) == before, swap
-        assert shell("rollback", "reviewed").returncode == 0 and shell("snapshots", "--forget", "reviewed").returncode == 0
+        assert shell("rollback", "reviewed").returncode == 0 and shell("snapshots", "--forget", "reviewed", "--yes").returncode == 0
     assert shell("run", swaps[0]).returncode == 0
     assert shell("promote", "--yes").returncode == 0 and (shell.cwd / "made.txt").read_text() == "evil1234\n"
     tell(f"{len(swaps)} kinds of swap refused, nothing written", control="without --expect the swapped file is promoted")

@@ -217,11 +217,15 @@ def _problems(wheel: Path) -> list[str]:
         contents = {name: archive.read(name) for name in archive.namelist()}
     (record,) = (name for name in contents if name.endswith(".dist-info/RECORD"))
     information = record.removesuffix("RECORD")
-    problems = [name for name in contents if not name.startswith(("agent_sandbox/", "agentbox/", information))]
+    commands = {f"{information.removesuffix('.dist-info/')}.data/scripts/{name}" for name in ("agent-sandbox", "agentbox")}
+    problems = [name for name in contents if not name.startswith(("agent_sandbox/", "agentbox/", information)) and name not in commands]
+    problems += [f"{name} is missing" for name in commands - contents.keys()]
     problems += [
         name
         for name in contents
-        if not name.startswith(information) and not name.endswith((".py", "py.typed", "workspace/known_packages.txt", *OUR_SCRIPTS))
+        if not name.startswith(information)
+        and name not in commands
+        and not name.endswith((".py", "py.typed", "workspace/known_packages.txt", *OUR_SCRIPTS))
     ]
     wanted = Parser().parsestr(contents[information + "METADATA"].decode()).get_all("Requires-Dist") or []
     problems += [f"needs {requirement}" for requirement in wanted if "extra ==" not in requirement]
@@ -237,7 +241,7 @@ def _problems(wheel: Path) -> list[str]:
 def test_our_wheel_is_reproducible_and_holds_nothing_but_us(number: int, tmp_path: Path, tell: Tell) -> None:
     copy = tmp_path / "checkout"
     copy.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE", "src"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "src", "bin"):
         (shutil.copytree if (CHECKOUT / name).is_dir() else shutil.copy)(CHECKOUT / name, copy / name)
     wheel, again = _wheel(copy, tmp_path / "one"), _wheel(copy, tmp_path / "two")
     assert wheel.read_bytes() == again.read_bytes() and _problems(wheel) == []

@@ -47,5 +47,5 @@ def test_show_diff_without_executing(shell: Shell, project: Path) -> None:
 def test_show_the_status_and_reset_the_virtual_filesystem(shell: Shell) -> None:
     shell("run", "echo changed > greeting.txt")
     assert b"changes   1 " in shell("status").stdout
-    assert shell("reset").returncode == 0
+    assert shell("reset", "--yes").returncode == 0
     assert b"changes   1 " not in shell("status").stdout and shell("run", "cat greeting.txt").stdout == b"hello\n"

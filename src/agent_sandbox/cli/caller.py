@@ -50,12 +50,19 @@ def guest_environment(ours: Mapping[str, str], asked: Iterable[str], *, home: st
         name, equals, value = text.partition("=")
         if not name:
             raise PolicyError(f"--env {text!r} has no name before the '='", hint="write --env NAME=VALUE")
+        if not is_variable(name):
+            raise PolicyError(f"--env {name!r} is not the name of a variable", hint="a name is of letters, digits and _, no digit first")
         if not equals and name not in ours:
             raise PolicyError(f"--env {name}: the variable is not set", hint=f"set it, or write --env {name}=VALUE")
         if name == CAPABILITY:
             raise PolicyError(f"--env {name}: a capability is never passed into the sandbox", hint="leave it out")
         environment[name] = value if equals else ours[name]
     return environment
+
+
+def is_variable(name: str) -> bool:
+    """Whether a shell can use this name of a variable: letters, digits and underscores, no digit first."""
+    return name.isascii() and name.isidentifier()
 
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -209,7 +216,8 @@ class LentTerminal:
         """Handle SIGWINCH: give the guest's terminal the size of ours. The kernel then notifies the programs in it."""
         if self._theirs is not None:
             with suppress(OSError):
-                fcntl.ioctl(self._theirs, termios.TIOCSWINSZ, fcntl.ioctl(0, termios.TIOCGWINSZ, bytes(8)))
+                size = terminal_size()
+                fcntl.ioctl(self._theirs, termios.TIOCSWINSZ, struct.pack("HHHH", size.rows, size.columns, 0, 0))
 
     def end(self) -> None:
         """Close our copy of the guest's terminal."""

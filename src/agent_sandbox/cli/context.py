@@ -66,11 +66,14 @@ def working_directory() -> str:
         raise PolicyError(f"the current directory cannot be found: {error.strerror}", hint="change into a directory that exists") from error
 
 
-def project_of(named: str | None, directory: str | None = None) -> Project:
-    """Return the project named by --project, or else the project that contains `directory`, by default the current directory."""
+def project_of(named: str | None, directory: str | None = None, *, throw_away: bool = False) -> Project:
+    """Return the project named by --project, or else the project that contains `directory`, by default the current directory.
+
+    `throw_away` says that nothing of the run is kept. Then `/` and the home directory may stand in for a project.
+    """
     mounts = mountinfo.visible(mountinfo.read())
     place = named if named is not None else directory or working_directory()
-    return find_project(place, home=here().host.home, explicit=named is not None, mounts=mounts)
+    return find_project(place, home=here().host.home, explicit=named is not None, throw_away=throw_away, mounts=mounts)
 
 
 def current(named: str | None) -> ProjectSandbox:
@@ -149,6 +152,11 @@ def gate_for(policy: Policy, project: Project, sandbox: str, *, capabilities: tu
     A throw-away sandbox uses the capabilities and questions of its project's sandbox.
     """
     if not policy.asks.asks:
+        if capabilities:
+            from agent_sandbox.cli.approval_prompt import tokens_of  # an invalid token is refused here too
+
+            tokens_of(capabilities)
+            remark("the policy asks about nothing here: --capability was not needed, and not used")
         return here().gate(policy, sandbox=sandbox)
     from agent_sandbox.cli.approval_prompt import desk_for  # few policies ask
 
@@ -166,17 +174,23 @@ class Opening:
     lifted: Lifted | None
 
 
+def keeps_nothing(options: CommandOptions) -> bool:
+    """Return whether nothing of a command can reach the project later. The plan of a simulation can, by `carry-out`."""
+    return (options.throw_away or options.diff) and not options.simulate
+
+
 def session_for(options: CommandOptions, console: Console, runtimes: Runtimes, on_busy: Callable[[Busy], None]) -> Opening:
     """Return a session on the project's sandbox; with --diff, --simulate or --throw-away, on a throw-away sandbox."""
     asked = file_clock_ns()
     sandbox = None if options.throw_away or options.diff or options.simulate else current(options.project)
-    project = sandbox.project if sandbox else project_of(options.project)
+    project = sandbox.project if sandbox else project_of(options.project, throw_away=keeps_nothing(options))
     (policy, early), lifted = _governed(options.policy, project, console), None
     if os.path.isdir(here().host.elevations):  # rarely there
         from agent_sandbox.cli import elevation
 
         lifted = elevation.lifted(policy, sandbox_id(project.path))
-    name = sandbox.state.id if sandbox else "simulation" if options.simulate else ""
+    # A throw-away clone is recorded under its project's sandbox, so that `log` can tell projects apart.
+    name = sandbox.state.id if sandbox else f"{sandbox_id(project.path)}/{'simulation' if options.simulate else 'throw-away'}"
     gate = gate_for(lifted.policy if lifted else policy, project, name, capabilities=options.capabilities)
     session = here().session(
         gate,

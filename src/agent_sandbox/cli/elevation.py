@@ -9,8 +9,9 @@ from collections.abc import Callable
 from agent_sandbox import policy_files
 from agent_sandbox._fast.values import dataclass
 from agent_sandbox.assembly import here, words_that_count
-from agent_sandbox.cli.context import policy_of, project_of
-from agent_sandbox.cli.options import CommandOptions, ElevationOptions
+from agent_sandbox.cli.context import keeps_nothing, policy_of, project_of
+from agent_sandbox.cli.options import CommandOptions
+from agent_sandbox.cli.permission_options import ElevationOptions
 from agent_sandbox.cli.render.messages import remark
 from agent_sandbox.engine.approvals.question import Question
 from agent_sandbox.engine.gate import APPROVAL_SECONDS, Refused
@@ -68,7 +69,7 @@ def offer_elevation(options: CommandOptions, refusal: Deny) -> bool:
 
     Does not ask about a program that the system's policy file would still refuse.
     """
-    project = project_of(options.project)
+    project = project_of(options.project, throw_away=keeps_nothing(options))
     policy, sandbox, what = policy_of(options.policy, project), sandbox_id(project.path), Elevation(programs=(refusal.program,))
     if "programs" not in (policy.asks.elevate or ()):
         return False

@@ -160,7 +160,7 @@ def perform(
 
     If the policy refuses a program, a person at the terminal may allow it for a limited time. Then the work is tried again.
     """
-    with _runtimes(options, forked) as runtimes:
+    with _runtimes(options, forked, console) as runtimes:
         try:
             return _perform(options, what, stdin, runtimes, console)
         except Denied as refusal:
@@ -180,7 +180,7 @@ def _perform(options: CommandOptions, what: Code | Command, stdin: int | bytes, 
         session, project = opening.session, opening.project
         stack.callback(session.gate.end)
         _warn_about(opening)
-        env = caller.guest_environment(os.environ, options.env, home=here().host.home, bare=same)
+        env = caller.guest_environment(os.environ, variables_of(options), home=here().host.home, bare=same)
         cwd = directory_of(options, project, session.policy)
         work = Work(what, env, cwd=cwd, stdin=stdin, on_output=caller.pass_on, collect=False, watch_reads=options.watch_reads)
         if opening.lifted is not None:
@@ -202,6 +202,15 @@ def _perform(options: CommandOptions, what: Code | Command, stdin: int | bytes, 
 
             return diff_of(options, session, work, project, console)
         return _run(options, opening, work, console)
+
+
+def variables_of(options: CommandOptions) -> tuple[str, ...]:
+    """Return the variables that the caller asks for: those of --env-file, and then those of --env, which override them."""
+    if not options.env_files:
+        return options.env
+    from agent_sandbox.cli.env_file import read_env_files  # few runs have one
+
+    return (*read_env_files(options.env_files), *options.env)
 
 
 def _run(options: CommandOptions, opening: Opening, work: Work, console: Console) -> RunResult:
@@ -270,14 +279,14 @@ def _interactive(session: Session, work: Work, forward: caller.Forwarding) -> Ou
 
 
 @contextmanager
-def _runtimes(options: CommandOptions, forked: Zygote | None) -> Iterator[Runtimes]:
+def _runtimes(options: CommandOptions, forked: Zygote | None, console: Console) -> Iterator[Runtimes]:
     """Yield the runtimes for one command, and close them at the end of the block."""
     registry = here().command_line_registry(forked)
     wish = options.isolation
     try:
         if wish not in registry:
             raise UsageError(f"there is no runtime {wish!r}", hint=f"use one of {', '.join(registry.names)}")
-        yield here().runtimes(wish, registry)
+        yield here().runtimes(wish, registry, announce=console.note)
     finally:
         registry.close(leaving=True)
 
@@ -314,12 +323,26 @@ def _say_who_has_it(busy: Busy) -> None:
     remark(f"{busy.message}; waiting for it")
 
 
+def _foreign(project: str) -> str:
+    """Return a warning if root runs the sandbox in another user's project; "" if not. Root in a sandbox has no power over others' files."""
+    status = os.stat(project)
+    by_group = status.st_gid == 0 and status.st_mode & 0o020
+    if os.geteuid() != 0 or status.st_uid == 0 or by_group or status.st_mode & 0o002:
+        return ""
+    return (
+        f"the project belongs to user {status.st_uid}, and root in a sandbox cannot write it; run this as that user: "
+        f"sudo -u '#{status.st_uid}' agent-sandbox …, or give the project to root: chown -R 0 {project}"
+    )
+
+
 def _warn_about(opening: Opening) -> None:
     project = opening.project
     if project.remote:
         remark(f"the project is on {project.fstype}: a {project.remote} filesystem may behave differently from a local one")
     for leftover in opening.sandbox.leftovers if opening.sandbox else ():
         remark(f"could not be removed: {leftover}")
+    if foreign := _foreign(project.path):
+        remark(foreign)
 
 
 def say_how_it_ended(refused: str | None, reason: ExitReason, limits_hit: tuple[str, ...]) -> None:

@@ -5,7 +5,9 @@ Verbs and options of later versions are listed too, so that they are refused by 
 
 from __future__ import annotations
 
-from agent_sandbox._fast.values import dataclass, replace
+from collections.abc import Mapping
+
+from agent_sandbox._fast.values import dataclass, field, replace
 
 ANY = 1 << 30
 
@@ -23,7 +25,10 @@ class Option:
 
 @dataclass(frozen=True)
 class Verb:
-    """One verb. `words` are the least and most arguments it takes. With `command`, the arguments are a command with its own options."""
+    """One verb. `words` are the least and most arguments it takes. With `command`, the arguments are a command with its own options.
+
+    `helps` explains options that mean something else for this verb than for most. `project` is whether the verb is about a project.
+    """
 
     usage: str
     summary: str
@@ -33,6 +38,13 @@ class Verb:
     too_many: str = ""
     details: str = ""
     later: str = ""
+    helps: Mapping[str, str] = field(default_factory=dict)
+    project: bool = True
+
+    @property
+    def every_option(self) -> tuple[str, ...]:
+        """The verb's own options, and those of every verb."""
+        return (*self.options, *(name for name in COMMON if self.project or name != "--project"))
 
 
 _OPTIONS = (
@@ -40,18 +52,20 @@ _OPTIONS = (
     Option("--quiet", help="suppress messages", short=("-q",)),
     Option("--help", help="show help for a verb", short=("-h",)),
     Option("--version", help="show the version"),
+    Option("--color", "WHEN", "colours: auto (on a terminal, as NO_COLOR and CLICOLOR_FORCE say), always or never"),
     Option("--project", "DIR", "the project; default: the nearest directory with .git or agent-sandbox.toml"),
     Option("--throw-away", help="use a new sandbox and throw it away afterwards", short=("--rm",)),
     Option("--cwd", "DIR", "start in this directory; default: the current one"),
     Option("--env", "NAME[=VALUE]", "set this variable for the program; without a value, pass yours on", short=("-e",)),
-    Option("--timeout", "TIME", "time limit: 30, 1.5, 5m, 1h, none"),
+    Option("--env-file", "FILE", "set the variables in this file of NAME=VALUE lines; --env overrides them"),
+    Option("--timeout", "TIME", "time limit: 30, 1.5, 5m, 1h, 2d, none"),
     Option("--memory", "SIZE", "memory limit of all processes together: 512M, 2G, none"),
     Option("--disk", "SIZE", "limit of what is written: 512M, 2G, none"),
     Option("--processes", "N", "limit of processes and threads"),
     Option("--deny", "PATH", "hide this path, or all paths that match this pattern"),
     Option("--reveal", "PATH", "show this path, which is hidden as a secret by default"),
     Option("--caches", help="also caches such as __pycache__, which are left behind otherwise"),
-    Option("--system", help="run: capabilities for package managers (as root only); promote: also outside the project"),
+    Option("--system", help="capabilities for package managers (as root only)"),
     Option("--watch-reads", help="record which files of the project are read, so that status can report their drift (as root only)"),
     Option("--observe", help="log every file, program, name and address that is tried, allowed or denied; slower"),
     Option("--explain", help="print where the program would run and what it would see, and stop"),
@@ -59,7 +73,7 @@ _OPTIONS = (
     Option("--no-wait", help="fail at once while another run uses the sandbox"),
     Option("--runtime", "NAME", "isolation: process, wasm (code inside WebAssembly) or auto (the cheapest that is enough)"),
     Option("--language", "NAME", "python, javascript, ruby or bash, instead of guessing", short=("-l",)),
-    Option("--all", help="show also caches, and changes elsewhere in full; revoke: everything that is granted"),
+    Option("--all", help="show also caches, and changes elsewhere in full"),
     Option("--stat", help="show only the number of changed lines of each file"),
     Option("--side-by-side", help="show two columns, as wide as the terminal", short=("-s",)),
     Option("--patch", help="print a patch of the project for `git apply`"),
@@ -79,9 +93,9 @@ _OPTIONS = (
     Option("--since", "TIME", "only entries from then on: 2026-11-16, 2026-11-16T06:30, 30m, 2h, 7d"),
     Option("--until", "TIME", "only entries before then"),
     Option("--denied", help="only refused actions"),
-    Option("--category", "NAME", "only process, code, promotion, file, network, capability, approval, outcome or ledger"),
+    Option("--category", "NAME", "only process, code, promotion, tool, file, network, capability, approval, elevation, outcome or ledger"),
     Option("--level", "NAME", "only this level and above: debug, info, warning, error, critical"),
-    Option("--sandbox", "ID", "this sandbox, by its name in the log; grant: instead of the project's"),
+    Option("--sandbox", "ID", "only this sandbox, by its name in `log --all`"),
     Option("--grep", "WORDS", "only entries with these words"),
     Option("--limit", "N", "the newest N entries, or none for all; default: 100"),
     Option("--follow", help="go on with each new entry", short=("-f",)),
@@ -92,9 +106,9 @@ _OPTIONS = (
     Option("--for-run", help="allow the same question again in that run"),
     Option("--refuse", help="answer no"),
     Option("--capability", "TOKEN", "use this token of `grant` instead of asking (also in AGENT_SANDBOX_CAPABILITY)"),
-    Option("--for", "TIME", "how long it holds: 90, 10m, 1h"),
+    Option("--for", "TIME", "how long it holds: 90, 10m, 1h, 2d"),
     Option("--times", "N", "how often it may be used"),
-    Option("--elevate", help="relax rules of the policy: --allow, --reveal, --timeout, --memory, --disk, --processes"),
+    Option("--elevate", help="relax rules of the policy"),
     Option("--code", "DIGITS", "the second factor, where one is needed"),
     Option("--enroll", help="make a second factor, once, and print it for an authenticator"),
     Option("--of", "USER", "questions to this user (as root only)"),
@@ -103,7 +117,7 @@ _OPTIONS = (
     Option("--files-only", help="carry out only the file changes of a plan that also asked for the network"),
     Option("--add", help="print the project's policy file, widened by what was learnt"),
     Option("--diff", help="keep nothing; show what it would change (the same as diff COMMAND)"),
-    Option("--allow", "PROGRAMS", "start only these programs: git,curl,python*; grant: also these"),
+    Option("--allow", "PROGRAMS", "start only these programs: git,curl,python*"),
     Option("--deny-command", "PROGRAMS", "never start these programs"),
     Option("--policy", "NAME|FILE", "apply this policy too: high, medium, low, another preset, or a file"),
     Option("--network", later="the egress"),
@@ -114,20 +128,20 @@ _OPTIONS = (
     Option("--record", "FILE", "write a record of a deterministic, throw-away run, for replay"),
 )
 OPTIONS = {spelling: option for option in _OPTIONS for spelling in (option.name, *option.short)}
-COMMON = ("--json", "--quiet", "--help", "--project")
+COMMON = ("--json", "--quiet", "--color", "--help", "--project")
 
 _RUNNING = (
-    *("--throw-away", "--cwd", "--env", "--timeout", "--memory", "--disk", "--processes", "--deny", "--reveal", "--system"),
-    *("--allow", "--deny-command", "--capability", "--policy"),
-    *("--explain", "--wait", "--no-wait", "--runtime", "--watch-reads", "--observe", "--deterministic", "--seed", "--fuel", "--record"),
+    *("--throw-away", "--cwd", "--env", "--env-file", "--timeout", "--memory", "--disk", "--processes", "--deny", "--reveal", "--system"),
+    *("--allow", "--deny-command", "--capability", "--policy", "--explain", "--wait", "--no-wait", "--watch-reads", "--observe"),
 )
+_RUNTIMES = ("--runtime", "--deterministic", "--seed", "--fuel", "--record")
 _SHOWING = ("--all", "--stat", "--side-by-side", "--patch", "--raw", "--name-only", "--only", "--no-pager")
 
 VERBS = {
     "run": Verb(
         'run [OPTION…] "COMMAND" | run [OPTION…] -- PROGRAM [ARGUMENT…]',
         "run a command on a copy-on-write clone of this machine",
-        (*_RUNNING, "--diff", "--simulate"),
+        (*_RUNNING, *_RUNTIMES, "--diff", "--simulate"),
         (1, ANY),
         command=True,
         details="""  agent-sandbox run "make test"
@@ -140,10 +154,21 @@ the project's sandbox, on top of those of earlier runs. The machine itself is ne
 It exits as the command does; 124 timed out, 125 the sandbox could not start, 126 denied or not executable,
 127 not found, 128+n ended by signal n, 137 out of memory.""",
     ),
+    "shell": Verb(
+        "shell [OPTION…]",
+        "work in the sandbox yourself, in an interactive shell",
+        _RUNNING,
+        details="""  agent-sandbox shell
+  agent-sandbox shell --throw-away --env-file .env
+
+It starts $SHELL, or bash or sh, on a terminal of its own in the same sandbox as `run`; its prompt begins with (sandbox). In
+every other shell than bash, start-up files that set a prompt hide that mark; the variable AGENT_SANDBOX is 1. It needs a
+terminal, exits as the shell does, and then says how much is changed.""",
+    ),
     "code": Verb(
         "code FILE|- [--language NAME] [OPTION…] [-- ARGUMENT…]",
         "run a file of Python, JavaScript, Ruby or Bash in the same sandbox",
-        (*_RUNNING, "--diff", "--simulate", "--language"),
+        (*_RUNNING, *_RUNTIMES, "--diff", "--simulate", "--language"),
         (1, ANY),
         too_many="arguments for the code follow --",
         details="""  agent-sandbox code analyse.py -- --fast data.csv
@@ -166,29 +191,32 @@ cannot be run again here: another engine, other rules about files, a missing var
 record holds code from whoever made it: it runs in a throw-away sandbox, and its record permits nothing.""",
     ),
     "diff": Verb(
-        'diff [OPTION…] ["COMMAND" | -- PROGRAM [ARGUMENT…]]',
+        'diff [OPTION…] [PATH… | "COMMAND" | -- PROGRAM [ARGUMENT…]]',
         "show what the sandbox would change, or what a command would",
         (
             *_SHOWING,
-            *("--cwd", "--env", "--timeout", "--memory", "--disk", "--processes", "--deny", "--reveal", "--system", "--runtime"),
+            *("--cwd", "--env", "--env-file", "--timeout", "--memory", "--disk", "--processes", "--deny", "--reveal", "--system"),
+            "--runtime",
             *("--allow", "--deny-command", "--policy"),
         ),
         (0, ANY),
         command=True,
         details="""  agent-sandbox diff --only 'src/*.py' --side-by-side
   agent-sandbox diff --patch | git apply
+  agent-sandbox diff README.md src
   agent-sandbox diff "make format"
 
 First the project, as a unified diff; then a list of changes elsewhere. Caches are one line; promote leaves them. Invisible
 characters are shown escaped, and removed lines are never left out.
 
-A command runs on a throw-away clone, and nothing of it is kept. Its output goes to standard error, the diff to standard
+Words that all name files or directories, changed or not, are paths to show. Otherwise they are a command; what follows --
+always is one. A command runs on a throw-away clone, and nothing of it is kept. Its output goes to standard error, the diff to standard
 output, and diff exits as the command does.""",
     ),
     "sim": Verb(
         'sim [OPTION…] "COMMAND" | sim [OPTION…] -- PROGRAM [ARGUMENT…]',
         "run a command on a throw-away clone, and show what it would do",
-        (*_RUNNING, "--all", "--stat", "--side-by-side", "--no-pager"),
+        (*_RUNNING, *_RUNTIMES, "--all", "--stat", "--side-by-side", "--no-pager"),
         (1, ANY),
         command=True,
         details="""  agent-sandbox sim "make clean"
@@ -205,6 +233,7 @@ kept for an hour, for carry-out to do exactly what it says.""",
         "carry out a plan of sim, exactly",
         ("--yes", "--approve", "--system", "--caches", "--files-only", "--capability", "--all", "--stat", "--side-by-side", "--no-pager"),
         (0, 1),
+        helps={"--system": "also changes outside the project"},
         details="""  agent-sandbox carry-out
   agent-sandbox carry-out 3f9a1c0b2d4e --yes
   agent-sandbox carry-out 3f9a --approve git-history
@@ -222,6 +251,12 @@ It exits with 1 if reality has changed, with 3 if it was not approved; then noth
         "status [--all]",
         "describe the project's sandbox, its changes, and what has changed in reality since",
         ("--all",),
+        helps={"--all": "list every path that has changed in reality"},
+        details="""  agent-sandbox status
+  agent-sandbox status --json
+
+Drift is what has changed in reality since the clone was made. If the sandbox changed the same files, `promote` refuses them
+until you say what to do.""",
     ),
     "promote": Verb(
         "promote [--only GLOB] [--skip GLOB] [--yes] [OPTION…]",
@@ -230,6 +265,7 @@ It exits with 1 if reality has changed, with 3 if it was not approved; then noth
             *("--only", "--skip", "--yes", "--system", "--caches", "--merge", "--force", "--resolve", "--approve", "--expect", "--dry-run"),
             "--capability",
         ),
+        helps={"--system": "also changes outside the project"},
         details="""  agent-sandbox promote --only 'src/*' --yes
   agent-sandbox promote --yes --expect 3f9a12c07b5e
   agent-sandbox promote --merge --resolve markers
@@ -253,33 +289,47 @@ expected; then nothing was changed.""",
         "take the last promotion back",
         ("--yes", "--capability"),
         details="""All files are as they were before, and the changes are in the sandbox again if nothing has run there since.
-It is refused if one of these files has changed since.""",
+It is refused if one of these files has changed since. On a terminal it asks first; without one it needs --yes, and exits
+with 3.""",
     ),
-    "reset": Verb("reset [--yes]", "forget everything the sandbox changed", ("--yes",), details="On a terminal it asks first."),
+    "reset": Verb(
+        "reset [--yes]",
+        "forget everything the sandbox changed",
+        ("--yes",),
+        details="On a terminal it asks first. Without one it needs --yes; else it forgets nothing, and exits with 3.",
+    ),
     "snapshot": Verb(
         "snapshot [LABEL]",
         "save the sandbox's state, to go back to",
         words=(0, 1),
-        details="""A snapshot has a number and, if you like, a label. As root it costs the same however much has changed; otherwise the
+        details="""  agent-sandbox snapshot before-the-upgrade
+  agent-sandbox snapshots
+  agent-sandbox rollback before-the-upgrade
+
+A snapshot has a number and, if you like, a label. As root it costs the same however much has changed; otherwise the
 changes are copied. There is no snapshot while a run goes on.""",
     ),
     "rollback": Verb(
         "rollback [SNAPSHOT]",
         "go back to a snapshot",
         words=(0, 1),
-        details="""By number or label; without one, to the last. The present state is saved as a snapshot too, if something ran since the
+        details="""  agent-sandbox rollback
+  agent-sandbox rollback 2
+
+By number or label; without one, to the last. The present state is saved as a snapshot too, if something ran since the
 last, so nothing is lost. The machine itself is not touched.""",
     ),
     "snapshots": Verb(
-        "snapshots [--forget SNAPSHOT]",
+        "snapshots [--forget SNAPSHOT [--yes]]",
         "list the snapshots as a tree, or forget one",
-        ("--forget",),
-        details="Forgetting a snapshot frees what only it needed. The sandbox and other snapshots stay as they are.",
+        ("--forget", "--yes"),
+        details="""Forgetting a snapshot frees what only it needed. The sandbox and other snapshots stay as they are. On a terminal it asks
+first; without one it needs --yes, and exits with 3.""",
     ),
     "policy": Verb(
         'policy explain | lint | schema | policy test "COMMAND" | policy learn [OPTION…] "COMMAND"… | policy learn -- PROGRAM [ARGUMENT…]',
         "explain, check and test the policy files, or learn a policy from commands",
-        ("--policy", "--add", "--cwd", "--env", "--timeout"),
+        ("--policy", "--add", "--cwd", "--env", "--env-file", "--timeout"),
         (1, ANY),
         too_many="put the command in quotes",
         details="""  agent-sandbox policy explain
@@ -306,16 +356,19 @@ differently.""",
         "show and export the record of all actions, and verify that it is unchanged and complete",
         (
             *("--since", "--until", "--denied", "--category", "--level", "--sandbox", "--grep", "--limit", "--follow", "--format"),
-            *("--no-pager", "--keys", "--checkpoint", "--public-key"),
+            *("--all", "--no-pager", "--keys", "--checkpoint", "--public-key"),
         ),
         (0, 2),
+        helps={"--all": "the entries of all projects"},
         details="""  agent-sandbox log --denied --since 2h
   agent-sandbox log --follow --format ocsf
   agent-sandbox log verify
   agent-sandbox log checkpoint > elsewhere/checkpoint
   agent-sandbox log verify copy-of-the-ledger --checkpoint elsewhere/checkpoint
 
-Every action is recorded before it is done, and its outcome afterwards.
+Every action is recorded before it is done, and its outcome afterwards. Without --all it shows the entries of this project;
+an export with --format holds all, unless --project names one. NO END marks an action whose end is not recorded: it was
+killed, or it still runs. It exits with 1 if entries are missing that the ledger once had.
 
 `log verify` gives two verdicts: whether entries were changed, and whether all entries are there. The second needs evidence
 from elsewhere: the anchor in the directory of the ledger's key, or a stored checkpoint. It exits with 1 if either fails.
@@ -326,6 +379,11 @@ from elsewhere: the anchor in the directory of the ledger's key, or a stored che
         "show the questions that wait for an answer, and answer them",
         ("--for-run", "--timeout", "--refuse", "--watch", "--yes", "--code", "--enroll", "--of"),
         (0, 1),
+        project=False,
+        helps={
+            "--timeout": "with --for-run: how long the answer holds: 90, 10m, 1h",
+            "--yes": "allow it without asking; needs the whole digest",
+        },
         details="""  agent-sandbox approve
   agent-sandbox approve 3f9a --for-run --timeout 10m
   agent-sandbox approve --watch
@@ -337,13 +395,32 @@ again in that run, for an hour or as --timeout says.
 Without a terminal, give --yes with the whole digest, or --refuse with some letters of it. No answer is a refusal. It exits
 with 3 if nothing was answered.""",
     ),
-    "deny": Verb("deny DIGEST", "refuse a question that waits", ("--of",), (1, 1), details="The same as approve DIGEST --refuse."),
+    "deny": Verb(
+        "deny DIGEST",
+        "refuse a question that waits",
+        ("--of",),
+        (1, 1),
+        project=False,
+        details="""  agent-sandbox deny 3f9a
+
+The same as approve DIGEST --refuse. Some letters of the digest are enough.""",
+    ),
     "grant": Verb(
         'grant "PATTERN"… --for TIME [--times N] | grant --elevate [--allow PROGRAMS] [--reveal PATH] [--memory SIZE] --for TIME',
         "pre-approve actions, or relax a rule, for a limited time",
         ("--for", "--times", "--sandbox", "--code", "--elevate", "--allow", "--reveal", "--timeout", "--memory", "--disk", "--processes"),
         (0, ANY),
         too_many="put each pattern in quotes",
+        helps={
+            "--sandbox": "grant it to this sandbox, by its name in `log --all`, instead of the project's",
+            "--allow": "with --elevate: these programs may be started, too",
+            "--reveal": "with --elevate: show this path, which is hidden as a secret",
+            "--timeout": "with --elevate: this time limit instead: 5m, 1h",
+            "--memory": "with --elevate: this memory limit instead: 512M, 16G",
+            "--disk": "with --elevate: this disk limit instead: 512M, 16G",
+            "--processes": "with --elevate: this limit of processes and threads instead",
+            "--elevate": "relax rules of the policy, with at least one of --allow, --reveal and the limits",
+        },
         details="""  agent-sandbox grant "run git push **" --for 10m --times 3
   agent-sandbox run --capability "$TOKEN" "git push origin main"
   agent-sandbox grant --elevate --allow curl --memory 16G --for 10m
@@ -360,13 +437,25 @@ files allow, never more than the system's. Such a run ends with the elevation, a
         "take back capabilities and elevations",
         ("--all",),
         (0, ANY),
-        details="""From then on they allow nothing: not the next run, the next turn or the next call of a tool. A program that was started
-under one before goes on; its process is named.""",
+        project=False,
+        helps={"--all": "everything that is granted, in all projects"},
+        details="""  agent-sandbox capabilities
+  agent-sandbox revoke 0f3c5b7a9d1e2f4a6b8c0d1e2f3a4b5c
+  agent-sandbox revoke --all
+
+Names are those that `capabilities` lists. From then on they allow nothing: not the next run, the next turn or the next call
+of a tool. A program that was started under one before goes on; its process is named.""",
     ),
-    "capabilities": Verb("capabilities", "list what is granted, to which sandbox, by whom and for how long"),
+    "capabilities": Verb(
+        "capabilities",
+        "list what is granted, to which sandbox, by whom and for how long",
+        project=False,
+        details="It lists capabilities and elevations of all projects that have not expired, and how often each was used.",
+    ),
     "doctor": Verb(
         "doctor",
         "check what this machine can enforce, and say what to do about the rest",
+        project=False,
         details="It exits with 1 if something required is missing.",
     ),
     "verify": Verb(
@@ -383,11 +472,23 @@ inconclusive and changes nothing. The runs are recorded in the ledger like any o
     "setup": Verb(
         "setup",
         "make the state directory, check the machine, and say what to do next",
+        project=False,
         details="""With the extra `wasm` it also compiles the interpreter for code inside WebAssembly: once, for some minutes.""",
     ),
-    "completion": Verb("completion bash|zsh", "print a completion script for a shell", words=(1, 1)),
-    "help": Verb("help [VERB]", "show help", words=(0, 1)),
-    "version": Verb("version", "show the version"),
+    "completion": Verb(
+        "completion bash|zsh|fish",
+        "print a completion script for a shell",
+        words=(1, ANY),
+        project=False,
+        details="""  eval "$(agent-sandbox completion bash)"                                          in ~/.bashrc
+  eval "$(agent-sandbox completion zsh)"                                           in ~/.zshrc, after compinit
+  agent-sandbox completion fish > ~/.config/fish/completions/agent-sandbox.fish
+
+It completes verbs, options and their values: snapshots, protected kinds, presets, sandboxes, categories of the log.
+`completion words -- LINE…` prints the words that may stand at the end of a line; the scripts use it.""",
+    ),
+    "help": Verb("help [VERB]", "show help", words=(0, 1), project=False),
+    "version": Verb("version", "show the version", project=False),
 }
 
 _LATER = {

@@ -1,15 +1,15 @@
-"""Help, version and shell completion, made from the grammar of the command line."""
+"""Help and version, made from the grammar of the command line."""
 
 from __future__ import annotations
 
-from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from agent_sandbox._fast.values import dataclass
 from agent_sandbox.cli.grammar import COMMON, OPTIONS, VERBS
-from agent_sandbox.cli.parser import UsageError
+from agent_sandbox.cli.parser import UsageError, unknown_verb
 from agent_sandbox.cli.render.messages import Console
 from agent_sandbox.cli.results import VerbResult
-
-if TYPE_CHECKING:
-    from typing import Literal
 
 _OPENING = """Run an agent's commands on an instant copy-on-write clone of this machine, look at what they changed, then decide.
 
@@ -72,33 +72,21 @@ class VersionResult(VerbResult):
         print(f"agent-sandbox {self.version}")
 
 
-@dataclass(frozen=True)
-class CompletionResult(VerbResult):
-    """A completion script for a shell."""
-
-    kind = "completion"
-
-    shell: Literal["bash", "zsh"]
-    script: str
-
-    def text(self, console: Console) -> None:
-        print(self.script, end="")
-
-
 def help_for(verb: str | None) -> HelpResult:
     """Return help about a verb, or about all of them. Raises `UsageError` if there is no such verb."""
     if verb is not None and verb not in VERBS:
-        raise UsageError(f"there is no verb {verb!r}", hint="see: agent-sandbox help")
+        raise unknown_verb(verb)
     if verb is not None and VERBS[verb].later:
         raise UsageError(f"{verb!r} is not there yet: it arrives with {VERBS[verb].later}", hint="see: agent-sandbox help")
     names = [verb] if verb is not None else [name for name in VERBS if not VERBS[name].later]
-    verbs = (VerbHelp(name, v.usage, v.summary, v.details, _options(v.options)) for name in names for v in (VERBS[name],))
-    return HelpResult(verb, tuple(verbs), _options(COMMON))
+    verbs = (VerbHelp(name, v.usage, v.summary, v.details, _options(v.options, v.helps)) for name in names for v in (VERBS[name],))
+    common = COMMON if verb is None else VERBS[verb].every_option[len(VERBS[verb].options) :]
+    return HelpResult(verb, tuple(verbs), _options(common))
 
 
-def _options(names: tuple[str, ...]) -> tuple[OptionHelp, ...]:
+def _options(names: tuple[str, ...], helps: Mapping[str, str] = MappingProxyType({})) -> tuple[OptionHelp, ...]:
     options = (OPTIONS[name] for name in names)
-    return tuple(OptionHelp(option.name, option.short, option.value or None, option.help) for option in options)
+    return tuple(OptionHelp(option.name, option.short, option.value or None, helps.get(option.name, option.help)) for option in options)
 
 
 def _overview(verbs: tuple[VerbHelp, ...], options: tuple[OptionHelp, ...]) -> str:
@@ -127,46 +115,3 @@ def version() -> str:
         return metadata.version("entersandbox")
     except metadata.PackageNotFoundError:  # run from a checkout that is not installed
         return "of this checkout, not installed"
-
-
-_BASH = """_agent_sandbox() {
-    local current=${COMP_WORDS[COMP_CWORD]} word verb=
-    for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
-        case $word in @PATTERN@) verb=$word; break ;; esac
-    done
-    case $verb in
-        "") COMPREPLY=($(compgen -W "@VERBS@ @COMMON@" -- "$current")) ;;
-@CASES@
-    esac
-}
-complete -o default -F _agent_sandbox agent-sandbox agentbox
-"""
-
-_ZSH = """#compdef agent-sandbox agentbox
-autoload -U +X bashcompinit && bashcompinit
-"""
-
-
-def completion(shell: str) -> CompletionResult:
-    """Return the completion script for a shell. Raises `UsageError` for an unknown shell."""
-    if shell == "bash":
-        return CompletionResult("bash", _bash_script())
-    if shell == "zsh":
-        return CompletionResult("zsh", _ZSH + _bash_script())
-    raise UsageError(f"there is no completion for {shell!r}", hint="use bash or zsh")
-
-
-def _bash_script() -> str:
-    """Return the script for bash, which zsh reads too."""
-    verbs = {name: verb for name, verb in VERBS.items() if not verb.later}
-    cases = []
-    for name, verb in verbs.items():
-        spellings = " ".join(spelling for option in (*verb.options, *COMMON) for spelling in (option, *OPTIONS[option].short))
-        words = {"help": " ".join(verbs), "completion": "bash zsh"}.get(name, "")
-        cases.append(f'        {name}) COMPREPLY=($(compgen -W "{f"{words} " if words else ""}{spellings}" -- "$current")) ;;')
-    return (
-        _BASH.replace("@PATTERN@", "|".join(verbs))
-        .replace("@VERBS@", " ".join(verbs))
-        .replace("@COMMON@", " ".join(COMMON))
-        .replace("@CASES@", "\n".join(cases))
-    )

@@ -12,13 +12,15 @@ from collections.abc import Sequence
 from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.cli import options
 from agent_sandbox.cli.parser import Request, UsageError, parse
-from agent_sandbox.cli.render.messages import Console, complain
+from agent_sandbox.cli.render.messages import PROGRAM, Console
 from agent_sandbox.cli.results import ErrorFacts, ErrorResult, RefusalFacts, VerbResult
 from agent_sandbox.errors import Conflicted, Denied, Drift, LaunchFailed, PolicyError, SandboxError
 
 if TYPE_CHECKING:
     from typing import NoReturn
 
+_DEBUG = "AGENT_SANDBOX_DEBUG"
+_LONGEST_FAULT = 1000  # characters of the text of an unexpected exception
 REALITY_MOVED_ON, USAGE, APPROVAL, COULD_NOT_START, DENIED = 1, 2, 3, 125, 126
 
 
@@ -40,9 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output has gone, as in `… | head`. Point the stream elsewhere, or Python complains when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), 1)
         return 141
-    except OSError as error:
-        # Unexpected here, but no reason to show a traceback: standard output may be a full disk.
-        complain(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", "")
+    except Exception as error:  # the result cannot be printed: standard output may be a full disk
+        _fault(error).text(Console())
         return COULD_NOT_START
 
 
@@ -52,7 +53,7 @@ def _run(line: list[str]) -> int:
     try:
         request = parse(line)
         common = options.CommonOptions.read(request)
-        console = Console(common.quiet, not common.json, common.everything)
+        console = Console(common.quiet, not common.json, common.everything, common.colour)
         if common.capabilities:
             from agent_sandbox.cli.caller import conceal  # before anything is forked
 
@@ -60,6 +61,10 @@ def _run(line: list[str]) -> int:
         result = _help(request) if common.help else _result(request, console)
     except SandboxError as error:
         result = _failure(error)
+    except BrokenPipeError:
+        raise
+    except Exception as error:  # the last resort: a user never sees a traceback unasked
+        result = _fault(error)
     if console.shows or not result.kind:
         result.text(console)
     elif not result.streamed:
@@ -76,9 +81,9 @@ def _result(request: Request, console: Console) -> VerbResult:
         case "help":
             return _help(request)
         case "completion":
-            from agent_sandbox.cli.help import completion
+            from agent_sandbox.cli.completion import completion
 
-            return completion(request.words[0])
+            return completion(request.words)
         case "version":
             from agent_sandbox.cli.help import VersionResult, version
 
@@ -90,6 +95,10 @@ def _result(request: Request, console: Console) -> VerbResult:
             from agent_sandbox.cli.commands.run import run
 
             return run(options.CommandOptions.read(request), console)
+        case "shell":
+            from agent_sandbox.cli.commands.shell import shell
+
+            return shell(options.CommandOptions.read(request), console)
         case "code":
             from agent_sandbox.cli.commands.code import code
 
@@ -133,21 +142,24 @@ def _result(request: Request, console: Console) -> VerbResult:
         case "snapshots":
             from agent_sandbox.cli.commands.snapshots import snapshots
 
-            return snapshots(options.SandboxOptions.read(request))
+            return snapshots(options.SandboxOptions.read(request), console)
         case "log":
             return _log(request)
         case "approve" | "deny":
             from agent_sandbox.cli.commands.approve import approve
+            from agent_sandbox.cli.permission_options import ApproveOptions
 
-            return approve(options.ApproveOptions.read(request), console)
+            return approve(ApproveOptions.read(request), console)
         case "grant":
             from agent_sandbox.cli.commands.grant import grant
+            from agent_sandbox.cli.permission_options import GrantOptions
 
-            return grant(options.GrantOptions.read(request))
+            return grant(GrantOptions.read(request))
         case "revoke":
             from agent_sandbox.cli.commands.grant import revoke
+            from agent_sandbox.cli.permission_options import RevokeOptions
 
-            return revoke(options.RevokeOptions.read(request))
+            return revoke(RevokeOptions.read(request))
         case "capabilities":
             from agent_sandbox.cli.commands.grant import capabilities
 
@@ -179,12 +191,13 @@ def _help(request: Request) -> VerbResult:
 
 def _log(request: Request) -> VerbResult:
     from agent_sandbox.cli.commands.log import log, log_checkpoint, log_verify
+    from agent_sandbox.cli.log_options import LogOptions, LogVerifyOptions
 
     match request.words:
         case ():
-            return log(options.LogOptions.read(request))
+            return log(LogOptions.read(request))
         case ("verify", *_):
-            return log_verify(options.LogVerifyOptions.read(request))
+            return log_verify(LogVerifyOptions.read(request))
         case ("checkpoint",):
             return log_checkpoint()
         case _:
@@ -216,6 +229,24 @@ def _failure(error: SandboxError) -> ErrorResult:
         refusal = RefusalFacts(because.rule, because.why, because.remedy, verdict.missing or None, grant, elevate)
         facts = ErrorFacts(facts.kind, facts.message, facts.hint, refusal)
     return ErrorResult(facts, _code_of(error))
+
+
+def _fault(error: Exception) -> ErrorResult:
+    """Return an exception that nobody expected as a result, and print where it was raised if the user has asked for that."""
+    if os.environ.get(_DEBUG):
+        import traceback  # only for developers
+
+        traceback.print_exception(error)
+    hint = f"see where it happened: run the same with {_DEBUG}=1; what a run changed is still in the sandbox"
+    if isinstance(error, OSError):
+        message = f"the system refused: {error.strerror or error}{f': {_text(error.filename)!r}' if error.filename else ''}"
+    else:
+        message = f"this is a mistake in {PROGRAM} itself: {type(error).__name__}: {str(error)[:_LONGEST_FAULT]}"
+    return ErrorResult(ErrorFacts(type(error).__name__, message, hint), COULD_NOT_START)
+
+
+def _text(name: str | bytes) -> str:
+    return os.fsencode(name).decode(errors="backslashreplace")
 
 
 def _code_of(error: SandboxError) -> int:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     PolicyQuestion = Literal["explain", "lint", "schema", "test", "learn"]
 
 JSON_OUTPUT_BYTES = 16 << 20  # of each stream, when it is kept in memory for a document instead of being passed on
+COLOURS = ("auto", "always", "never")
 _FORMS: tuple[Form, ...] = ("json", "stat", "side-by-side", "patch", "name-only")
 _SIDES: tuple[Side, ...] = ("ours", "theirs", "markers")
 
@@ -31,11 +32,15 @@ class CommonOptions:
     help: bool
     everything: bool
     capabilities: tuple[str, ...]
+    colour: str
 
     @classmethod
     def read(cls, request: Request) -> CommonOptions:
         everything, capabilities = request.has("--all"), request.values("--capability")
-        return cls(request.has("--json"), request.has("--quiet"), request.has("--help"), everything, capabilities)
+        colour = request.value("--color") or "auto"
+        if colour not in COLOURS:
+            raise UsageError(f"--color takes {', '.join(COLOURS)}, not {colour!r}", hint="auto: on a terminal")
+        return cls(request.has("--json"), request.has("--quiet"), request.has("--help"), everything, capabilities, colour)
 
 
 @dataclass(frozen=True)
@@ -55,9 +60,9 @@ class PolicyOptions:
     def read(cls, request: Request) -> PolicyOptions:
         output = (("output_bytes", JSON_OUTPUT_BYTES),) if request.has("--json") else ()
         return cls(
-            (*_limits(request), *output),
-            _names(request, "--allow") if request.has("--allow") else None,
-            _names(request, "--deny-command"),
+            (*read_limits(request), *output),
+            read_names(request, "--allow") if request.has("--allow") else None,
+            read_names(request, "--deny-command"),
             request.values("--deny"),
             request.values("--reveal"),
             request.values("--policy"),
@@ -90,13 +95,15 @@ class ShowOptions:
 
 @dataclass(frozen=True)
 class CommandOptions:
-    """Options of `run`, `code`, `sim` and `diff`. With `collect`, the output is kept for the result instead of being printed."""
+    """Options of `run`, `shell`, `code`, `sim` and `diff`. With `collect`, the output is kept for the result instead of being printed."""
 
     command: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()  # of `diff`, which may be paths; empty after `--`
     project: str | None = None
     policy: PolicyOptions = PolicyOptions()
     cwd: str | None = None
     env: tuple[str, ...] = ()
+    env_files: tuple[str, ...] = ()
     runtime: str | None = None
     throw_away: bool = False
     wait: bool = True
@@ -126,10 +133,12 @@ class CommandOptions:
                 raise UsageError(f"{option} does not go with a simulation", hint="its plan shows the changes, and nothing else is kept")
         return cls(
             _command(request),
+            request.words if request.verb == "diff" and not request.separated else (),
             request.value("--project"),
             policy,
             request.value("--cwd"),
             request.values("--env"),
+            request.values("--env-file"),
             request.value("--runtime"),
             request.has("--throw-away") or (request.verb == "diff" and diff),
             not request.has("--no-wait"),
@@ -189,7 +198,7 @@ class ReplayOptions:
 
     @classmethod
     def read(cls, request: Request) -> ReplayOptions:
-        return cls(request.words[0], request.value("--project"), request.values("--env"), request.value("--cwd"), _limits(request))
+        return cls(request.words[0], request.value("--project"), request.values("--env"), request.value("--cwd"), read_limits(request))
 
 
 @dataclass(frozen=True)
@@ -291,7 +300,7 @@ class PolicyVerbOptions:
     def read(cls, request: Request) -> PolicyVerbOptions:
         what, *rest = request.words
         if what != "learn" or not rest:
-            wrong = next((option for option in ("--add", "--cwd", "--env", "--timeout") if request.has(option)), None)
+            wrong = next((option for option in ("--add", "--cwd", "--env", "--env-file", "--timeout") if request.has(option)), None)
             if wrong is not None:
                 raise UsageError(f"{wrong} goes with policy learn", hint="see: agent-sandbox help policy")
         run = CommandOptions.read(request)
@@ -311,172 +320,6 @@ class PolicyVerbOptions:
 
 
 @dataclass(frozen=True)
-class LogOptions:
-    """Options of `log`. `limit` is the number of newest entries; None for all. `collect` keeps the entries for the result."""
-
-    since: float | None = None
-    until: float | None = None
-    category: str = ""
-    level: str = ""
-    sandbox: str = ""
-    denied: bool = False
-    words: str = ""
-    limit: int | None = None
-    form: str | None = None
-    follow: bool = False
-    pager: bool = False
-    collect: bool = False
-
-    @classmethod
-    def read(cls, request: Request) -> LogOptions:
-        from agent_sandbox.ledger.event import LEVELS
-        from agent_sandbox.ledger.export import FORMS
-
-        level, form = request.value("--level") or "", request.value("--format")
-        if level and level not in LEVELS:
-            raise UsageError(f"--level takes {', '.join(LEVELS)}, not {level!r}", hint="entries of that level and above are shown")
-        if form is not None and form not in FORMS:
-            raise UsageError(f"--format takes {', '.join(FORMS)}, not {form!r}", hint="without it, lines for people are printed")
-        if request.has("--follow") and request.has("--json"):
-            raise UsageError("--follow has no end, and --json is one document", hint="use --format jsonl")
-        return cls(
-            _moment("--since", request.value("--since")),
-            _moment("--until", request.value("--until")),
-            request.value("--category") or "",
-            level,
-            request.value("--sandbox") or "",
-            request.has("--denied"),
-            request.value("--grep") or "",
-            read_count("--limit", request.value("--limit") or ("none" if form else "100")),
-            form,
-            request.has("--follow"),
-            form is None and not request.has("--no-pager"),
-            request.has("--json"),
-        )
-
-
-@dataclass(frozen=True)
-class LogVerifyOptions:
-    """Options of `log verify`. Without a file, this user's ledger is verified."""
-
-    file: str | None = None
-    keys: str | None = None
-    checkpoints: tuple[str, ...] = ()
-    public_key: str | None = None
-
-    @classmethod
-    def read(cls, request: Request) -> LogVerifyOptions:
-        file = request.words[1] if len(request.words) > 1 else None
-        return cls(file, request.value("--keys"), request.values("--checkpoint"), request.value("--public-key"))
-
-
-@dataclass(frozen=True)
-class ApproveOptions:
-    """Options of `approve` and `deny`. `allow` is the answer given on the command line; None if the user must be asked."""
-
-    digest: str | None = None
-    allow: bool | None = None
-    for_run: bool = False
-    seconds: float | None = None
-    code: str | None = None
-    of: str | None = None
-    enroll: bool = False
-    watch: bool = False
-
-    @classmethod
-    def read(cls, request: Request) -> ApproveOptions:
-        digest, refuse = request.words[0] if request.words else None, request.verb == "deny" or request.has("--refuse")
-        if request.has("--yes") and refuse:
-            raise UsageError("--yes and --refuse do not go together", hint="give one of them")
-        if request.has("--yes") and len(digest or "") != 64:
-            raise UsageError("--yes needs the whole digest", hint="see it with: agent-sandbox approve")
-        if refuse and digest is None:  # the beginning of a digest is enough: after a wrong refusal the question is asked again
-            raise UsageError("--refuse needs a digest", hint="see it with: agent-sandbox approve")
-        text = request.value("--timeout")
-        seconds = None if text is None else read_seconds("--timeout", text)
-        if text is not None and seconds is None:
-            raise UsageError("--timeout needs a time: an approval for a run expires", hint="--timeout 10m")
-        return cls(
-            digest,
-            False if refuse else True if request.has("--yes") else None,
-            request.has("--for-run"),
-            seconds,
-            request.value("--code"),
-            request.value("--of"),
-            request.has("--enroll"),
-            request.has("--watch"),
-        )
-
-
-@dataclass(frozen=True)
-class ElevationOptions:
-    """The rules that `grant --elevate` relaxes."""
-
-    programs: tuple[str, ...] = ()
-    limits: tuple[tuple[str, float], ...] = ()
-    paths: tuple[str, ...] = ()
-
-    @classmethod
-    def read(cls, request: Request) -> ElevationOptions:
-        limits: list[tuple[str, float]] = []
-        for name, value in _limits(request):
-            if value is None:
-                raise PolicyError("an elevation cannot remove a limit altogether", hint="give a value instead of none")
-            limits.append((name, value))
-        return cls(_names(request, "--allow"), tuple(limits), request.values("--reveal"))
-
-
-@dataclass(frozen=True)
-class GrantOptions:
-    """Options of `grant`: patterns for a capability token, or an elevation."""
-
-    seconds: float
-    patterns: tuple[str, ...] = ()
-    elevation: ElevationOptions | None = None
-    times: int | None = None
-    sandbox: str | None = None
-    project: str | None = None
-    code: str | None = None
-
-    @classmethod
-    def read(cls, request: Request) -> GrantOptions:
-        elevate, text, times = request.has("--elevate"), request.value("--for"), request.value("--times")
-        for option in ("--allow", "--reveal", "--timeout", "--memory", "--disk", "--processes") if not elevate else ():
-            if request.has(option):
-                raise UsageError(f"{option} relaxes a rule and goes with --elevate", hint="add --elevate")
-        if elevate and (request.words or times is not None):
-            raise UsageError("--elevate takes no pattern and no --times", hint="grant --elevate --allow curl --for 10m")
-        if not elevate and not request.words:
-            raise UsageError("a pattern is missing", hint='agent-sandbox grant "run git push **" --for 10m')
-        seconds = None if text is None else read_seconds("--for", text)
-        if seconds is None:
-            raise UsageError("--for TIME is required", hint="--for 10m")
-        return cls(
-            seconds,
-            request.words,
-            ElevationOptions.read(request) if elevate else None,
-            None if times is None else read_count("--times", times),
-            request.value("--sandbox"),
-            request.value("--project"),
-            request.value("--code"),
-        )
-
-
-@dataclass(frozen=True)
-class RevokeOptions:
-    """Options of `revoke`."""
-
-    names: tuple[str, ...] = ()
-    everything: bool = False
-
-    @classmethod
-    def read(cls, request: Request) -> RevokeOptions:
-        if bool(request.words) == request.has("--all"):
-            raise UsageError("revoke takes names, or --all", hint="see: agent-sandbox capabilities")
-        return cls(request.words, request.has("--all"))
-
-
-@dataclass(frozen=True)
 class VerifyOptions:
     """Options of `verify`."""
 
@@ -493,12 +336,12 @@ class VerifyOptions:
 
 def _command(request: Request) -> tuple[str, ...]:
     """Return the arguments as a command. A single argument is a command line for bash."""
-    if request.verb in ("code", "policy"):
+    if request.verb in ("code", "policy", "shell"):
         return ()
     return request.words if request.separated or len(request.words) != 1 else ("bash", "-c", request.words[0])
 
 
-def _names(request: Request, option: str) -> tuple[str, ...]:
+def read_names(request: Request, option: str) -> tuple[str, ...]:
     """Return the names in an option that takes several, separated by commas or blanks, or in repeated options."""
     return tuple(name for value in request.values(option) for name in value.replace(",", " ").split())
 
@@ -520,30 +363,8 @@ def _seed(text: str | None) -> int:
     return int(text)
 
 
-def _moment(option: str, text: str | None) -> float | None:
-    """Return a time as seconds since 1970. Reads a date (`2026-11-16`, `2026-11-16T06:30`) or a time ago (`90s`, `30m`, `2h`, `7d`)."""
-    import time
-    from datetime import datetime
-
-    if text is None:
-        return None
-    if text[:4].isdigit() and "-" in text:
-        try:
-            return datetime.fromisoformat(text).timestamp()
-        except ValueError:
-            raise PolicyError(f"{option} takes a date or how long ago, not {text!r}", hint=f"write {option} 2h") from None
-    days = text.removesuffix("d")
-    if days != text and days.isascii() and days.isdigit():
-        return time.time() - int(days) * 86400
-    try:
-        ago = read_seconds(option, text)
-    except PolicyError:
-        raise PolicyError(f"{option} takes a date or how long ago, not {text!r}", hint=f"write {option} 2h") from None
-    return None if ago is None else time.time() - ago
-
-
 _SIZES = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-_TIMES = {"": 1, "s": 1, "m": 60, "h": 3600}
+_TIMES = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _NONE = "none"
 
 
@@ -558,9 +379,14 @@ def read_size(option: str, text: str) -> int | None:
 
 
 def read_seconds(option: str, text: str) -> float | None:
-    """Read a duration in seconds: `30`, `1.5`, `5m` or `1h`; None for `none`. Raises `PolicyError` for any other text."""
+    """Read a duration in seconds: `30`, `1.5`, `5m`, `1h` or `2d`; None for `none`. Raises `PolicyError` for any other text."""
     lowered = text.strip().lower()
-    return None if lowered == _NONE else _scaled(option, text, lowered, _TIMES, "a time such as 30, 5m, 1h or none")
+    return None if lowered == _NONE else _scaled(option, text, lowered, _TIMES, "a time such as 30, 5m, 1h, 2d or none")
+
+
+def read_period(option: str, text: str) -> float:
+    """Read a duration that must have an end, in seconds. Raises `PolicyError` for any other text, also for `none`."""
+    return _scaled(option, text, text.strip().lower(), _TIMES, "a time such as 10m, 90, 1h or 2d")
 
 
 def read_count(option: str, text: str) -> int | None:
@@ -595,6 +421,6 @@ _LIMITS = (
 )
 
 
-def _limits(request: Request) -> tuple[tuple[str, float | None], ...]:
+def read_limits(request: Request) -> tuple[tuple[str, float | None], ...]:
     limits = ((option, name, read, request.value(option)) for option, name, read in _LIMITS)
     return tuple((name, read(option, text)) for option, name, read, text in limits if text is not None)

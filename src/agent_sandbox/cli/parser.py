@@ -13,6 +13,8 @@ from agent_sandbox._fast.values import dataclass, field
 from agent_sandbox.cli.grammar import COMMON, OPTIONS, VERBS
 from agent_sandbox.errors import SandboxError
 
+_NAMED = 4  # verbs in a hint
+
 
 class UsageError(SandboxError):
     """The command line cannot be understood."""
@@ -44,14 +46,14 @@ def parse(argv: Sequence[str]) -> Request:
     """Parse the words after the program's name. Raises `UsageError`."""
     line = list(argv)
     given: dict[str, list[str]] = {}
-    verb = _take_options(line, given)
+    verb = _take_options(line, given, next((word for word in line if word in VERBS), ""))
     if verb is None or verb == "--":
         return _without_verb(given, verb)
     if verb not in VERBS:
-        raise _unknown_verb(verb)
+        raise unknown_verb(verb)
     words: list[str] = []
     separated = False
-    while (word := _take_options(line, given)) is not None:
+    while (word := _take_options(line, given, verb)) is not None:
         if word == "--":
             separated = True
             words += line
@@ -65,8 +67,11 @@ def parse(argv: Sequence[str]) -> Request:
     return request
 
 
-def _take_options(line: list[str], given: dict[str, list[str]]) -> str | None:
-    """Move the leading options of `line` to `given`. Then remove and return the next word; None at the end of the line."""
+def _take_options(line: list[str], given: dict[str, list[str]], verb: str) -> str | None:
+    """Move the leading options of `line` to `given`. Then remove and return the next word; None at the end of the line.
+
+    `verb` is the verb of the line, or probably so; empty if it has none.
+    """
     while line:
         word = line.pop(0)
         if word in ("-", "--") or not word.startswith("-"):
@@ -74,12 +79,12 @@ def _take_options(line: list[str], given: dict[str, list[str]]) -> str | None:
         name, equals, value = word.partition("=")
         option = OPTIONS.get(name)
         if option is None:
-            raise _unknown_option(name)
+            raise _unknown_option(name, verb)
         if option.later:
             raise UsageError(f"{option.name} is not there yet: it arrives with {option.later}", hint="run without it")
         if option.value and not equals:
             if not line:
-                raise UsageError(f"{name} needs a value: {option.name} {option.value}", hint="see: agent-sandbox help")
+                raise UsageError(f"{name} needs a value: {option.name} {option.value}", hint=f"see: agent-sandbox help {verb}".rstrip())
             value = line.pop(0)
         elif equals and not option.value:
             raise UsageError(f"{name} takes no value", hint=f"write {name}")
@@ -100,8 +105,10 @@ def _check(request: Request) -> None:
     if verb.later:
         raise UsageError(f"{request.verb!r} is not there yet: it arrives with {verb.later}", hint="see: agent-sandbox help")
     for name in request.given:
-        if name not in verb.options and name not in COMMON:
-            raise UsageError(f"{name} is not an option of {request.verb!r}", hint=f"see: agent-sandbox help {request.verb}")
+        if name not in verb.every_option:
+            others = [each for each in VERBS if name in VERBS[each].options and not VERBS[each].later][:_NAMED]
+            hint = f"it is one of {', '.join(others)}; " if others else ""
+            raise UsageError(f"{name} is not an option of {request.verb!r}", hint=f"{hint}see: agent-sandbox help {request.verb}")
     if request.has("--help"):
         return
     least, most = verb.words
@@ -110,18 +117,46 @@ def _check(request: Request) -> None:
         raise UsageError(f"{problem}; usage: agent-sandbox {verb.usage}", hint=verb.too_many if len(request.words) > most else "")
 
 
-def _unknown_verb(verb: str) -> UsageError:
+def unknown_verb(verb: str) -> UsageError:
+    """Return the error for a verb that does not exist, with the verb that was probably meant."""
     close = _closest(verb, [name for name in VERBS if not VERBS[name].later])
-    run = f"to run a program: agent-sandbox run -- {verb} …"
+    run = f"to run a program: agent-sandbox run -- {verb} …; all verbs: agent-sandbox help"
     return UsageError(f"there is no verb {verb!r}", hint=f"did you mean {close!r}?" if close else run)
 
 
-def _unknown_option(name: str) -> UsageError:
-    close = _closest(name, [each.name for each in OPTIONS.values() if not each.later])
-    return UsageError(f"there is no option {name!r}", hint=f"did you mean {close}?" if close else "see: agent-sandbox help")
+def _unknown_option(name: str, verb: str) -> UsageError:
+    """Return the error for an option that does not exist. Only options of the verb are suggested."""
+    known = VERBS[verb].every_option if verb in VERBS and not VERBS[verb].later else COMMON
+    close = _closest(name, [spelling for each in known for spelling in (each, *OPTIONS[each].short) if spelling.startswith("--")])
+    return UsageError(
+        f"there is no option {name!r}", hint=f"did you mean {close}?" if close else f"see: agent-sandbox help {verb}".rstrip()
+    )
 
 
 def _closest(word: str, known: Sequence[str]) -> str | None:
-    from difflib import get_close_matches  # only on the way to an error message
+    """Return the only known word that begins with `word`, or the one with the fewest slips of the finger; None if all are other words."""
+    begun = [each for each in known if each.startswith(word)] if len(word.lstrip("-")) > 2 else []
+    if len(begun) == 1:
+        return begun[0]
+    most = min(2, len(word.lstrip("-")) // 3) or 1
+    distances = {each: _slips(word, each) for each in known if abs(len(each) - len(word)) <= most}
+    best = min(distances, key=lambda each: distances[each], default=None)
+    return best if best is not None and distances[best] <= most else None
 
-    return next(iter(get_close_matches(word, known, 1)), None)
+
+def _slips(one: str, other: str) -> int:
+    """Return how many letters must be added, left out, replaced or swapped with their neighbour to make `other` of `one`.
+
+    >>> _slips("stauts", "status"), _slips("diff", "dif"), _slips("run", "log")
+    (1, 1, 3)
+    """
+    rows = [list(range(len(other) + 1))]
+    for i, letter in enumerate(one, 1):
+        row = [i]
+        for j, against in enumerate(other, 1):
+            least = min(rows[-1][j] + 1, row[-1] + 1, rows[-1][j - 1] + (letter != against))
+            if i > 1 and j > 1 and letter == other[j - 2] and one[i - 2] == against:
+                least = min(least, rows[-2][j - 2] + 1)
+            row.append(least)
+        rows.append(row)
+    return rows[-1][-1]

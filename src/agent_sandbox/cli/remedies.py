@@ -9,7 +9,7 @@ import os
 import sys
 
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
-from agent_sandbox.cli.render.messages import Console, Style, shown
+from agent_sandbox.cli.render.messages import Console, shown
 from agent_sandbox.cli.results import VerbResult
 
 if TYPE_CHECKING:
@@ -18,6 +18,15 @@ if TYPE_CHECKING:
 APPARMOR = "/proc/sys/kernel/apparmor_restrict_unprivileged_userns"
 MAX_USERNS = "/proc/sys/user/max_user_namespaces"
 CLONE_USERNS = "/proc/sys/kernel/unprivileged_userns_clone"
+NESTED = (
+    "this runs in a sandbox of agent-sandbox, whose system-call filter refuses another one inside: start the program itself; "
+    "the sandbox around it confines it and captures its changes"
+)
+# What to do where a run works, and yet sees the processes around it.
+OWN_PROC = (
+    "a run shares the /proc around it, read-only, and says so; a policy that requires processes-invisible is refused. "
+    "For a /proc of its own start the container with --security-opt unmask=ALL (podman) or systempaths=unconfined (docker)"
+)
 OLDEST = (5, 13)  # overlays without root: 5.11; mount_setattr: 5.12; Landlock: 5.13
 OLDEST_FOR_ROOT = (5, 19)  # overlays over idmapped mounts
 
@@ -55,7 +64,7 @@ class DoctorResult(VerbResult):
         return 0 if self.usable else 1
 
     def text(self, console: Console) -> None:
-        style = Style.of_stdout()
+        style = console.style
         width = max(len(row.name) for row in self.rows)
         print(shown(self.host))
         for row in self.rows:
@@ -86,6 +95,7 @@ class Situation:
     userns_clone: int | None = None  # Debian's own switch
     apparmor_restricts: bool = False
     filtered: bool = False  # whether a system call filter is already in force
+    nested: bool = False  # whether we are in a sandbox of this program
 
     @classmethod
     def look(cls) -> Situation:
@@ -102,6 +112,7 @@ class Situation:
             _number(CLONE_USERNS),
             _number(APPARMOR) == 1,
             "\nSeccomp:\t2" in status,
+            _nested(status),
         )
 
     @property
@@ -114,18 +125,29 @@ class Situation:
     def name(self) -> str:
         """A description of the machine, for the head of a report."""
         parts = [f"Linux {self.release}", "as root" if self.root else "as an ordinary user"]
-        parts += [f"in a container ({self.container})"] if self.container else []
+        parts += ["in a sandbox of this program"] if self.nested else [f"in a container ({self.container})"] if self.container else []
         parts += [f"under WSL{self.wsl}"] if self.wsl else []
         return ", ".join(parts)
 
 
 def remedy_here() -> str:
-    """Return a remedy for this machine's obstacle to user namespaces and mounts; empty if none is known."""
-    return remedy(Situation.look())
+    """Return a remedy for this machine's obstacle to user namespaces and mounts; empty if none is known, or if they work when tried."""
+    from agent_sandbox.kernel import probes  # only after a failure
+
+    here = Situation.look()
+    namespaces_work, overlays_work = probes.user_namespace().worked, probes.overlay().worked
+    if here.root and overlays_work and not probes.idmapped_root().worked:
+        return idmapping_remedy(here)
+    return "" if namespaces_work and overlays_work else remedy(here, namespaces_work=namespaces_work)
 
 
-def remedy(here: Situation) -> str:
-    """Return a remedy for the first obstacle to user namespaces and mounts; empty if none is known."""
+def remedy(here: Situation, *, namespaces_work: bool = False) -> str:
+    """Return a remedy for the first obstacle to user namespaces and mounts; empty if none is known.
+
+    With `namespaces_work`, user namespaces have been tried, and something else is in the way.
+    """
+    if here.nested:
+        return NESTED
     if here.wsl == 1:
         return "WSL1 has no namespaces: convert the distribution with: wsl --set-version NAME 2"
     if here.version < OLDEST:
@@ -138,7 +160,12 @@ def remedy(here: Situation) -> str:
         return "user namespaces are switched off here: sysctl -w user.max_user_namespaces=15000 (as root; keep it in /etc/sysctl.d)"
     if here.userns_clone == 0 and not here.root:
         return "this kernel keeps user namespaces to root: sysctl -w kernel.unprivileged_userns_clone=1 (as root; keep it in /etc/sysctl.d)"
-    if here.container and here.filtered:
+    if here.container and here.root and namespaces_work:
+        return (
+            f"root of this container ({here.container}) may not mount, and an ordinary user may, in a user namespace: run this as one "
+            "(start the container with --user 1000), or start the container with --privileged"
+        )
+    if here.container and here.filtered and not namespaces_work:
         return (
             f"the seccomp profile of this container ({here.container}) forbids namespaces: start it with --security-opt seccomp=unconfined "
             "--security-opt apparmor=unconfined --security-opt systempaths=unconfined, or with --privileged"
@@ -159,20 +186,42 @@ def remedy(here: Situation) -> str:
 
 def idmapping_remedy(here: Situation) -> str:
     """Return a remedy for a root filesystem without support for idmapped mounts, which sandboxes started by root need."""
+    if here.nested:
+        return NESTED
     if here.container:
         return "the root filesystem of a container is an overlay, which cannot be idmapped: run this as an ordinary user"
     return "run this as an ordinary user, or on a root filesystem that can be idmapped (ext4, xfs, btrfs; Linux 5.12 to 5.15 and later)"
 
 
+def _nested(status: str) -> bool:
+    """Return whether we are in a sandbox of this program: by its id map or, without root, by its host name and its filter."""
+    from agent_sandbox.kernel.guest_setup import HOSTNAME  # needs Linux
+    from agent_sandbox.kernel.ids import FIRST_ID
+
+    outside = _read("/proc/self/uid_map").split()[1:2]
+    return outside == [str(FIRST_ID)] or (os.uname().nodename == HOSTNAME and "\nNoNewPrivs:\t1" in status and "\nSeccomp:\t2" in status)
+
+
 def _container() -> str:
-    if os.path.exists("/.dockerenv"):
-        return "docker"
-    if os.path.exists("/run/.containerenv"):
-        return "podman"
+    # First the file that is made at each start: an image may hold the other.
+    marker = "podman" if os.path.exists("/run/.containerenv") else "docker" if os.path.exists("/.dockerenv") else ""
+    if marker and (not _in_first_pid_namespace() or _root_is_overlay()):  # else it is a file left in an image that a machine was made of
+        return marker
     for word in ("docker", "kubepods", "containerd", "libpod", "lxc"):
         if word in _read("/proc/1/cgroup"):
             return word
     return ""
+
+
+def _in_first_pid_namespace() -> bool:
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino == 0xEFFFFFFC  # the same on every machine (PROC_PID_INIT_INO)
+    except OSError:
+        return False
+
+
+def _root_is_overlay() -> bool:
+    return any(line.split()[4] == "/" and " - overlay " in line for line in _read("/proc/self/mountinfo").splitlines())
 
 
 def _read(path: str) -> str:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from agent_sandbox.workspace.changes import Change, Kind
     from agent_sandbox.workspace.nodes import EntryType, Node
 
+NOT_APPROVED = 3  # exit code: a person said no, or could not be asked
+
 
 class VerbResult(Protocol):
     """The result of a verb. `kind` names its JSON document. If `streamed`, the document was already written by the verb."""
@@ -137,15 +139,23 @@ class PromotionFacts:
 
 @dataclass(frozen=True)
 class DeclinedResult(VerbResult):
-    """The user declined at the terminal. Nothing was changed."""
+    """The user declined, or could not be asked (`why`). Nothing was changed."""
 
     kind = "declined"
 
     verb: str
     exit: int
+    why: str
 
     def text(self, console: Console) -> None:
-        remark("nothing was changed")
+        remark(f"nothing was changed: {self.why}")
+
+
+def declined(verb: str, question: str, console: Console, *, yes: bool) -> DeclinedResult | None:
+    """Return None if the user agrees to what cannot be taken back: by --yes, or by an answer at the terminal. Else return the result."""
+    if yes or (console.asks and console.says_yes(question)):
+        return None
+    return DeclinedResult(verb, NOT_APPROVED, "not approved" if console.asks else f"{verb} needs --yes")
 
 
 @dataclass(frozen=True)

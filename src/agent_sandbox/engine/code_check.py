@@ -33,7 +33,7 @@ class Words:
 
 IN_A_PROGRAM = Words(
     {
-        "files": "allow_file_read=True",
+        "files": "allow_file_read=True or allow_file_write=True",
         "processes": "allow_subprocess=True",
         "shell": "allow_shell=True",
         "network": "a later version: this one has no network",
@@ -43,7 +43,7 @@ IN_A_PROGRAM = Words(
 )
 IN_A_FILE = Words(
     {
-        "files": "files.read in the policy files",
+        "files": "files.read or files.write in the policy files",
         "processes": "processes.allow in the policy files",
         "shell": "processes.shell in the policy files",
         "network": "a later version: this one has no network",
@@ -85,7 +85,7 @@ class EarlyLook:
         return validate(what.source, what.language, grants=granted(policy), rules=self.rules, more=self.more)
 
     def _reason(self, validation: Validation) -> Reason:
-        told = "; ".join(f"line {issue.line}: {issue.pattern} {issue.reason}" for issue in validation.issues[:MOST_TOLD])
+        told = "; ".join(f"line {issue.line}: {issue.tried or issue.pattern} {issue.reason}" for issue in validation.issues[:MOST_TOLD])
         rest = len(validation.issues) - MOST_TOLD
         why = f"the code uses something that is not permitted: {told}{f'; and {rest} more' if rest > 0 else ''}"
         return Reason("code", why, f"change the code, or permit it: {'; '.join(self._lifting(validation))}; or {self.words.all_of_it}")
@@ -94,5 +94,5 @@ class EarlyLook:
         ways: dict[str, list[str]] = {}
         for issue in validation.issues[:MOST_TOLD]:
             grants = [self.words.permissions[each.value] for each in sorted(issue.granted_by, key=lambda grant: grant.value)]
-            ways.setdefault(" and ".join(grants) or self.words.the_list, []).append(issue.pattern)
+            ways.setdefault(" and ".join(grants) or self.words.the_list, []).append((grants and issue.tried) or issue.pattern)
         return [f"{', '.join(patterns)} by {way}" for way, patterns in ways.items()]

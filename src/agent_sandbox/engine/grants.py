@@ -1,8 +1,9 @@
 """Granted capabilities: which sandbox has which, how often each was used, which are revoked. Stored on disk, so that a crash loses nothing.
 
-Each capability has a directory, which is named by the signature of the grant. It holds the grant, a file for each limit on uses, with a
-byte for each use, and a mark for each revocation. A use is counted, and the count is on disk, before the action: a crash in between costs a
-use and never gives one. A revocation takes effect with the next action. It does not stop a program that runs already and asks nothing more.
+Each capability has a directory, which is named by the signature of the grant. It holds the grant, a file of all uses and one for each
+limit on uses, with a byte for each use, and a mark for each revocation. A use is counted, and the count is on disk, before the action: a
+crash in between costs a use and never gives one. A revocation takes effect with the next action. It does not stop a program that runs
+already and asks nothing more.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from agent_sandbox.policy.tokens import Caveat, ForSandbox, Genuine, Only, Patte
 
 PURPOSE = b"capabilities"  # the purpose of the derived key
 _FACTOR = "second factor"
-_GRANT, _USED, _REVOKED, _RUNNING = "grant", "used.", "revoked.", "running."
+_GRANT, _USES, _USED, _REVOKED, _RUNNING = "grant", "uses", "used.", "revoked.", "running."
 _LONGEST = 64 << 10
 _DIGITS = 32  # of a name
 
@@ -136,7 +137,9 @@ class Capabilities:
         place = os.path.join(self._directory, names[0])
         if not is_hex(names[0], _DIGITS) or not os.path.exists(os.path.join(place, _GRANT)):
             raise PolicyError(f"there is no capability {names[0][:64]!r}", hint="see: agent-sandbox capabilities")
-        self._ledger.record(Noted("capability.revoked", {"name": names[-1], "of": names[0], "by": by}), lasting=True)
+        standing = self._standing(names[0])
+        facts: Facts = {"name": names[-1], "of": names[0], "by": by, "target": _shown(standing.patterns) if standing else ""}
+        self._ledger.record(Noted("capability.revoked", facts, standing.sandbox if standing else ""), lasting=True)
         write_once(os.path.join(place, _REVOKED + names[-1]), b"")
         sync_directory(place)
 
@@ -190,6 +193,12 @@ class Capabilities:
                 os.fsync(file)
         if counts:
             sync_directory(place)
+        # All uses, for people: no limit depends on it, so that a power cut may lose its end.
+        file = os.open(os.path.join(place, _USES), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            os.write(file, b".")
+        finally:
+            os.close(file)
         return True
 
     def _standing(self, name: str) -> Standing | None:
@@ -214,7 +223,7 @@ class Capabilities:
             granted=since,
             until=check.until,
             limit=limit[1] if limit else None,
-            used=size_of(os.path.join(place, _USED + limit[0])) if limit else 0,
+            used=max(size_of(os.path.join(place, _USES)), size_of(os.path.join(place, _USED + limit[0])) if limit else 0),
             revoked=any(os.path.exists(os.path.join(place, _REVOKED + each)) for each in check.names),
             word=word,
         )

@@ -125,6 +125,8 @@ class LaunchPlanner:
             path = work.env.get("PATH", os.defpath)
             code = prepare(what.language, what.source, arguments=what.arguments, search_path=path, processes=policy.processes)
             program, needs, executables = code.program, code.needs, code.executables
+            if isinstance(program, PythonCode) and what.file is not None:
+                program = replace(program, file=what.file)
         else:
             program, needs, executables = Argv(what.argv), tools(), ()
         return program, executables, self._view(runtime.name, needs, layers, self._gating(work, program, executables))
@@ -142,6 +144,7 @@ class LaunchPlanner:
             python=isinstance(program, PythonCode),
             line=isinstance(program, Argv) and reads_a_line(program.words),
             project=self._project,
+            environment=program.file.environment if isinstance(program, PythonCode) and program.file is not None else "",
         )
 
     def _view(self, runtime: str, needs: Needs, layers: Layers, gating: Gating | None = None) -> MountPlan:
@@ -171,11 +174,20 @@ def remarks_on(masks: Iterable[Mask]) -> Iterator[str]:
         yield f"hidden: {', '.join(map(repr, paths[:_NAMED]))}{more}: {reason} (--reveal PATH shows it)"
 
 
-def gating_of(policy: Policy, *, search_path: str, interpreter: Sequence[str], python: bool, line: bool, project: str | None) -> Gating:
+def gating_of(
+    policy: Policy,
+    *,
+    search_path: str,
+    interpreter: Sequence[str],
+    python: bool,
+    line: bool,
+    project: str | None,
+    environment: str = "",
+) -> Gating:
     """Return the effect of the program rules on the files of one run.
 
-    `interpreter` is the program that runs the code. If `python` is set, the code is Python, and its modules can be executed too. If `line`
-    is set, the code is a command line for a shell.
+    `interpreter` is the program that runs the code. If `python` is set, the code is Python, and its modules can be executed too, with those
+    of the virtual environment `environment`. If `line` is set, the code is a command line for a shell.
 
     Raises `PolicyError` for a rule that allows one tool of a multi-tool program such as busybox, and not the others.
     """
@@ -183,7 +195,7 @@ def gating_of(policy: Policy, *, search_path: str, interpreter: Sequence[str], p
         hidden, notes = _denied(policy.programs, search_path, _signs(search_path, ()))
         masks = (*policy.files.masks, *(Mask(path, "a denied tool") for path in hidden))
         return Gating(replace(policy.files, masks=masks), None, notes)
-    modules = python_modules() if python else ()
+    modules = (*python_modules(), *([environment] if environment else [])) if python else ()
     rules = replace(policy.programs, lines=True) if line else policy.programs
     signs = _signs(search_path, modules)
     return Gating(policy.files, _executables(rules, search_path, tuple(interpreter[:1]), modules, project, signs))

@@ -32,6 +32,7 @@ from agent_sandbox.workspace.git.repository import linked_repository
 from agent_sandbox.workspace.layers.history import Snapshot
 from agent_sandbox.workspace.merge.tree import Conflict, ConflictKind, MergedEntry, Version, merge_entry, resolve
 from agent_sandbox.workspace.nodes import EntryType, Node
+from agent_sandbox.workspace.progress import NO_PROGRESS, Progress
 from agent_sandbox.workspace.promotion import undo
 from agent_sandbox.workspace.promotion.inspect import Protection, TreeContext, judge_changes, look_at
 from agent_sandbox.workspace.promotion.plan import Expected, Plan, plan
@@ -213,6 +214,7 @@ class Wanted:
     plan: str = ""  # the digest of the plan whose changes are promoted; see `simulation`
     expect: str | None = None  # the first digits of the digest that the changes must have
     home: str = ""  # the user's home, where git reads configuration
+    progress: Progress = NO_PROGRESS
 
 
 @dataclass(frozen=True)
@@ -363,6 +365,7 @@ def proposed(stored: Stored, policy: Policy, wanted: Wanted, runtime: RuntimeOf)
         inner = chosen.within(root)
         expected = look_at(root, inner)
         around = TreeContext.of(stored.state.project, policy.files, wanted.home)
+        wanted.progress.begin("judging the changes")
         protection = judge_changes(inner, expected, contents, root=root, around=around)
         classes = {**protection.classes, **history.classes}
         tree = "" if len(inner) == len(chosen) else os.path.commonpath([root, *history.changes])
@@ -371,7 +374,7 @@ def proposed(stored: Stored, policy: Policy, wanted: Wanted, runtime: RuntimeOf)
         left = {change.path for change in chosen}
         records_left = {change.path for change in records} - left
         settled = (*(each.path for each in unsettled if each.path not in left), *sorted(records_left))
-        hashes = ContentDigests((*chosen, *already), contents)
+        hashes = ContentDigests((*chosen, *already), contents, progress=wanted.progress)
         yield PromotionProposal(
             *(root, chosen, contents, wanted, expected, classes, moved, merged, conflicts, everything, settled, caches),
             *(protection.remarks, around, already, hashes, history, tree),
@@ -501,7 +504,8 @@ def carry_out(proposal: PromotionProposal, stored: Stored, gate: Gate, *, detail
 
 def _written(proposal: PromotionProposal, stored: Stored) -> Promotion:
     proposal.history.prepare(proposal.tree or proposal.root)
-    return promote(proposal.plan(), proposal.contents, stored.state.promotions, holder=_holder("promote"), clock=time.time)
+    journals = stored.state.promotions
+    return promote(proposal.plan(), proposal.contents, journals, holder=_holder("promote"), progress=proposal.wanted.progress)
 
 
 def _done(
@@ -546,16 +550,16 @@ def _leaving(proposal: PromotionProposal) -> Leaving:
     return Leaving(sorted(carried - staying), sorted(carried & staying))
 
 
-def take_back(stored: Stored, gate: Gate) -> CarriedOver:
+def take_back(stored: Stored, gate: Gate, progress: Progress = NO_PROGRESS) -> CarriedOver:
     """Undo the last promotion. Its changes are pending in the sandbox again, unless something has run there since.
 
     Raises `Drift` if the promoted files have changed since, and `WorkspaceError` if there is nothing to undo.
     """
     with stored.state.lock(command="undo"):
-        journal = undo.last(stored.state.promotions)
+        journal = undo.last(journals := stored.state.promotions)
         number = "" if journal is None else str(journal.number)
         action = Undo(_text(stored.state.project), number)
-        return _done(stored, gate, action, lambda: undo.undo(stored.state.promotions, holder=_holder("undo"), clock=time.time), Leaving())
+        return _done(stored, gate, action, lambda: undo.undo(journals, holder=_holder("undo"), progress=progress), Leaving())
 
 
 def _refuse_moved(proposal: PromotionProposal) -> None:

@@ -145,10 +145,13 @@ def question_of(work: submitted.Work, policy: Policy, *, stored: bool, turns: bo
     language: str = getattr(work.what, "language", COMMAND)
     repeatable = not stored and not turns and work.on_output is None and not takes_input(work)
     local: frozenset[str] | None = frozenset()
-    if work.cwd is not None and language != COMMAND and policy.files.read and policy.files.reaches(work.cwd):
-        local = None if stored else modules_in(work.cwd)  # the layers of a stored sandbox are not searched
+    file = getattr(work.what, "file", None)
+    place = work.cwd if file is None else file.directory
+    if place is not None and language != COMMAND and policy.files.read and policy.files.reaches(place):
+        local = None if stored else modules_in(place)  # the layers of a stored sandbox are not searched
+    placed = file is not None and "__file__" in getattr(work.what, "source", "")
     given = frozenset({MODULE} if work.tools else ())
-    asked = Workload(language, getattr(work.what, "source", ""), repeatable, local, given, turns)
+    asked = Workload(language, getattr(work.what, "source", ""), repeatable, local, given, turns, placed)
     return RoutingQuestion(asked, Demands(work.terminal is not None, policy.system, work.watch_reads, work.observe, work.preload))
 
 

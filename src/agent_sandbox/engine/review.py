@@ -84,7 +84,7 @@ def reviewed(stored: Stored, policy: Policy, wanted: Wanted, runtime: RuntimeOf,
         digests: Mapping[str, str] = {}
         digest = ""
         if mark is not None and hashed and (len(own) or history.facts):
-            hashes = ContentDigests(own, stack, most=MOST_HASHED)
+            hashes = ContentDigests(own, stack, most=MOST_HASHED, progress=wanted.progress)
             try:
                 digests = hashes.by_path()
                 digest = digest_of(own, digests, history.facts) if hashes.complete else ""

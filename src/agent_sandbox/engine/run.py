@@ -20,7 +20,7 @@ from agent_sandbox.engine.runtimes import Choice, Runtimes
 from agent_sandbox.engine.work import Code, Opened, Outcome, Work, action_of, facts, title
 from agent_sandbox.errors import Busy, WorkspaceError
 from agent_sandbox.kernel.mount_plan import Layers, MountPlan, OnDisk, ThrowAway
-from agent_sandbox.policy.action import Action, RunCode
+from agent_sandbox.policy.action import Action, RunCode, UseFile
 from agent_sandbox.policy.decide import Allow
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.runtime.router.model import Route
@@ -135,6 +135,8 @@ class Session:
         runs. If the policy asks for approvals, the action lists the parts that need approval. The shell itself is not in the list.
         """
         action, programs, asks = action or action_of(work), self.policy.programs, self.policy.asks
+        if isinstance(action, UseFile):  # the code is ours: see `engine.file_access`
+            return action
         if self.early is not None:
             self.early.check(self.gate, work.what, action)
         if not (isinstance(work.what, Code) and isinstance(action, RunCode) and action.language == "bash"):
@@ -178,7 +180,7 @@ class Session:
         if self.state is not None or not self.policy.files.write:
             return outcome
         changes, unlisted = self.changes(guest, work)
-        return replace(outcome, changes=changes, notes=(*outcome.notes, *unlisted))
+        return replace(outcome, changes=changes, listed=not unlisted, notes=(*outcome.notes, *unlisted))
 
     def changes(self, guest: Guest, work: Work) -> tuple[ChangeSet, tuple[str, ...]]:
         """Return the changes of a throw-away run, and notes. If the changes cannot be listed, there are none, and a note says why."""

@@ -110,12 +110,17 @@ class Runtimes:
         registry: Registry,
         *,
         background: bool = False,
+        announce: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """With `background`, a background process prepares a runtime that is not ready. It may outlive this process."""
+        """With `background`, a background process prepares a runtime that is not ready. It may outlive this process.
+
+        `announce` is called with one line about such a process. Without it, the line is a warning in the log.
+        """
         self.wish = wish
         self._registry = registry
         self._background = background
+        self._announce = announce or _log
         self._clock = clock
         self._absences: dict[str, _Absence] = {}  # by name; each is replaced whole, so threads may share it
 
@@ -149,7 +154,7 @@ class Runtimes:
         if not last.traits.whole:  # a runtime with everything the machine has is tried each time: there may be no other runtime
             self._absences[last.traits.name] = _Absence(failed[last.traits.name], self._clock() + _TRY_AGAIN_SECONDS)
         if isinstance(error, RuntimeUnavailable) and self._background:
-            last.prepare()  # the runtime was ready, and something has damaged it since
+            last.prepare(self._announce)  # the runtime was ready, and something has damaged it since
         try:
             return self._chosen(policy, ask(), acting=True, failed=failed)
         except RuntimeUnavailable:
@@ -197,12 +202,19 @@ class Runtimes:
         try:
             why = runtime.absence()
             if why and acting and self._background:
-                why = runtime.prepare()
+                why = runtime.prepare(self._announce)
         except RuntimeUnavailable as error:
             why = f"{error.message} ({error.hint})"
         # Readiness is not checked for every run. If the runtime has gone since the last check, its launch fails: see `after_failure`.
         self._absences[name] = _Absence(why, self._clock() + (_LOOK_AGAIN_SECONDS if why else _TRY_AGAIN_SECONDS))
         return why
+
+
+def _log(message: str) -> None:
+    """Log a warning. A program without settings for its log gets the line on standard error."""
+    import logging  # only for what happens once
+
+    logging.getLogger("agent_sandbox").warning("agent-sandbox: %s", message)
 
 
 def modules_in(directory: str) -> frozenset[str] | None:

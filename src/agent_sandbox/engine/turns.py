@@ -24,6 +24,7 @@ from agent_sandbox.workspace.changes import ChangeSet
 if TYPE_CHECKING:
     from typing import Any
 
+    from agent_sandbox.engine.file_access import FileAnswer, FileRequest
 
 CLOSING_SECONDS = 2.0  # for exit functions and buffers of files; a thread that never ends delays the end no longer than this
 LONGEST_REPR = 10_000  # characters
@@ -59,6 +60,7 @@ class InterpreterTurns:
         self.id = os.urandom(8).hex()
         self.ended = ""  # why there are no more turns
         self.changes = ChangeSet()  # known when the interpreter has ended
+        self.listed = False  # whether they are known
         self._session = session
         self._work = work
         self._attached = Attachments(*attachments_of(work, session.gate, turns=True))
@@ -74,6 +76,41 @@ class InterpreterTurns:
 
     def run(self, turn: Turn) -> Turned:
         """Run one turn. Raises what `Session.run` raises, and `SandboxError` if the interpreter has ended."""
+        self._check_that_it_goes_on()
+        assert isinstance(self._work.what, Code)
+        action = self._session.judged(replace(self._work, what=replace(self._work.what, source=turn.source)))
+        message = _packed(turn)
+        gate = self._session.gate
+        return gate.perform(action, lambda allow: self._deed(turn, message, allow), describe=self._facts, details=lambda: turn.source)
+
+    def use_file(self, request: FileRequest, turn: Turn) -> tuple[FileAnswer, tuple[Outcome, ...]]:
+        """Do an operation on a file, in turns like `turn`. Returns the answer and the outcomes, which hold the output of other threads.
+
+        Raises as `run` does, and `SandboxError` if the interpreter ended or gave no valid answer.
+        """
+        from agent_sandbox.engine.file_access import access_by_turns  # few sessions use files this way
+
+        self._check_that_it_goes_on()
+        outcomes: list[Outcome] = []
+
+        def deed(allow: Allow) -> FileAnswer:
+            def take(source: str, stdin: bytes) -> object:
+                piece = replace(turn, source=source, stdin=stdin)
+                turned = self._deed(piece, _packed(piece), allow)
+                outcomes.append(turned.outcome)
+                if self.ended:
+                    raise SandboxError(f"this session has ended: {self.ended}", hint="open another")
+                return turned.value
+
+            return access_by_turns(request, take)
+
+        answer = self._session.gate.perform(request.action(), deed, describe=lambda answer: self._told(answer), details=request.details)
+        return answer, tuple(outcomes)
+
+    def _told(self, answer: FileAnswer) -> Facts:
+        return {"status": answer.status, "session": self.id, "turn": self._count}
+
+    def _check_that_it_goes_on(self) -> None:
         self._leave_to_its_own_process()
         if self._opened is not None and not self._opened.guest.waiting:
             self._end(f"it was {self._opened.guest.ended().reason.value} between two turns")
@@ -81,14 +118,6 @@ class InterpreterTurns:
             self._end("it was killed")
         if self.ended:
             raise SandboxError(f"this session has ended: {self.ended}", hint="open another")
-        assert isinstance(self._work.what, Code)
-        action = self._session.judged(replace(self._work, what=replace(self._work.what, source=turn.source)))
-        try:
-            message = codec.packed({"source": turn.source, "stdin": turn.stdin})
-        except ValueError as error:
-            raise PolicyError(f"the code and input of a turn: {error}", hint="put it into a file, or take several turns") from None
-        gate = self._session.gate
-        return gate.perform(action, lambda allow: self._deed(turn, message, allow), describe=self._facts, details=lambda: turn.source)
 
     def _deed(self, turn: Turn, message: bytes, allow: Allow) -> Turned:
         began = time.monotonic()
@@ -115,7 +144,7 @@ class InterpreterTurns:
         outcome = replace(outcome, seconds=time.monotonic() - began)
         if said is None:
             self._end(f"its turn {self._count} was {end.reason.value}")
-            outcome = replace(outcome, changes=self.changes)
+            outcome = replace(outcome, changes=self.changes, listed=self.listed)
         return Turned(outcome, value, described)
 
     def _launch(self, before: Launch, wall: float | None, on_output: Callable[[str, bytes], None] | None) -> Launch:
@@ -158,17 +187,36 @@ class InterpreterTurns:
         finally:
             self._end("it was closed")
 
-    def _end(self, why: str) -> None:
+    @property
+    def running(self) -> bool:
+        """Whether there is an interpreter, in this process and not in the one from which it was forked."""
+        return self._opened is not None and self._process == os.getpid()
+
+    def abandon(self) -> None:
+        """Kill the interpreter and free its resources. Its changes are lost. For a session that nobody can close any more."""
+        self._leave_to_its_own_process()
+        self._end("it was abandoned", look=False)
+
+    def _end(self, why: str, *, look: bool = True) -> None:
         self.ended = self.ended or why
         opened, self._opened = self._opened, None
         if opened is None:
             return
         opened.guest.kill()
-        if self._session.policy.files.write:
+        if look and self._session.policy.files.write:
             opened.guest.settle()
-            self.changes, _ = self._session.changes(opened.guest, self._work)
+            self.changes, unlisted = self._session.changes(opened.guest, self._work)
+            self.listed = not unlisted
         opened.guest.close()
         self._attached.release()
+
+
+def _packed(turn: Turn) -> bytes:
+    """Return the message that begins a turn. Raises `PolicyError` if it is too long."""
+    try:
+        return codec.packed({"source": turn.source, "stdin": turn.stdin})
+    except ValueError as error:
+        raise PolicyError(f"the code and input of a turn: {error}", hint="put it into a file, or take several turns") from None
 
 
 def _understood(said: bytes) -> tuple[int, Any, str | None]:

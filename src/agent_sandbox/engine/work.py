@@ -10,7 +10,7 @@ from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.action import Action, RunCode, RunCommand
 from agent_sandbox.policy.decide import Allow
 from agent_sandbox.policy.paths import normalise
-from agent_sandbox.runtime.base import Exit, Interpreter, Terminal
+from agent_sandbox.runtime.base import Exit, Interpreter, ScriptFile, Terminal
 from agent_sandbox.runtime.router.model import Route
 from agent_sandbox.workspace.changes import ChangeSet, Contents
 
@@ -24,11 +24,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Code:
-    """Source code in a language, given by its canonical name."""
+    """Source code in a language, given by its canonical name. `file` is the file that Python code was read from, if there is one."""
 
     language: str
     source: str
     arguments: tuple[str, ...] = ()
+    file: ScriptFile | None = None
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,10 @@ class Work:
         from agent_sandbox.workspace.escape import visible
 
         lines = [self.what.source, *map(repr, self.what.arguments)] if isinstance(self.what, Code) else []
+        if isinstance(self.what, Code) and self.what.file is not None:  # whose modules it can import
+            lines += [
+                f"given: the file {visible(self.what.file.path)}, packages of {visible(self.what.file.environment) or 'this program'}"
+            ]
         # Escaped here: a line end in a value must not begin a line that looks like ours.
         named = [f"  {visible(name)}={visible(value)}" for name, value in shown_variables(self.env)]
         if named:
@@ -101,6 +106,7 @@ class Outcome:
     tool_errors: tuple[Exception, ...] = ()  # raised by its tools; for the caller, not for the program
     inputs: bytes = b""  # see `Completed`
     observed: tuple[Observed, ...] = ()  # its attempts, each once, in the order of first appearance
+    listed: bool = False  # whether `changes` are known: those of a kept sandbox are not looked for after each run
 
     @classmethod
     def of(cls, completed: Completed, guest: Guest, route: Route, verdict: Allow, notes: tuple[str, ...]) -> Outcome:
@@ -158,7 +164,7 @@ def facts(outcome: Outcome) -> dict[str, str | int | float]:
         "reason": outcome.exit.reason.value,
         "limits_hit": ",".join(outcome.exit.limits_hit),
         "seconds": round(outcome.seconds, 6),
-        "changes": len(outcome.changes),
+        **({"changes": len(outcome.changes)} if outcome.listed else {}),
         **({"fuel": outcome.exit.usage.fuel} if outcome.exit.usage.fuel is not None else {}),
         "runtime": outcome.route.runtime or "",
         # The kind of error that ended the first try, which is one of a few; what follows it is the program's own text.

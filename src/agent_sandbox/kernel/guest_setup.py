@@ -82,6 +82,7 @@ def become_init(seat: Seat, identity: Identity, program: Program) -> NoReturn:
         request, _ = wire.receive(seat.control)
         request["open_files"] = usage.make_room_for_descriptors(request["open_files"])  # before root is given up: only root may raise it
         settings = os.open("/proc/sys/user", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # read-only in the view
+        ourselves = os.open("/proc/self", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # read-only too, if /proc is shared
         plan = mount_plan.decode(request["plan"])
         site, layers = _build_view(identity, plan)
         notes = site.notes
@@ -89,7 +90,7 @@ def become_init(seat: Seat, identity: Identity, program: Program) -> NoReturn:
         rules = _rules(request, plan, site)
         if rules.left_out:  # the second wall behind the view: gaps of this kernel's Landlock are always reported
             notes.append(f"the Landlock of this kernel does not enforce: {', '.join(rules.left_out)}")
-        _give_up_identity(identity, seat.control)
+        _give_up_identity(identity, seat.control, ourselves)
         namespaces.bound_kernel_objects(settings)
         _give_up_power(request)
         master, stdio = _open_terminal(request["terminal"]) if request["terminal"] else (None, seat.stdio)
@@ -100,7 +101,8 @@ def become_init(seat: Seat, identity: Identity, program: Program) -> NoReturn:
         wire.close_all((*stdio, seat.payload.detach(), *([] if farewell_writer is None else [farewell_writer])))
         watch = Watch(guest, request, layers, [step.target for step in plan.steps if isinstance(step, mount_plan.Tmpfs)], farewell_reader)
         passed = [*([layers] if request["readable"] else []), *nameservers.sockets, *([master] if master is not None else [])]
-        wire.send(seat.control, {"kind": "ready", "notes": notes, "asked": len(nameservers.sockets), "search": nameservers.search}, passed)
+        ready = {"kind": "ready", "notes": notes, "asked": len(nameservers.sockets), "search": nameservers.search}
+        wire.send(seat.control, {**ready, "shares_proc": site.shares_proc}, passed)
         wire.close_all((*nameservers.sockets, *([] if master is None else [master])))
         sc.prctl(sc.PR_SET_NO_NEW_PRIVS, 1)
         watch_over(watch, seat.control, seat.keeper, seat.supervisor)
@@ -137,14 +139,17 @@ def _build_view(identity: Identity, plan: mount_plan.MountPlan) -> tuple[Site, i
     layers = os.open("u", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     namespaces.enter_root()
     namespaces.raise_loopback()
-    socket.sethostname(HOSTNAME)
+    try:
+        socket.sethostname(HOSTNAME)
+    except PermissionError:  # by the filter of a container engine; the name around us is shown then
+        site.notes.append("the host name is that of the machine: this container refuses to set another")
     return site, layers
 
 
-def _give_up_identity(identity: Identity, control: socket.socket) -> None:
+def _give_up_identity(identity: Identity, control: socket.socket, ourselves: int) -> None:
     """Enter the guest's own user namespace, which owns nothing: the mounts, network and processes belong to the namespace around it.
 
-    Raises EOFError if the supervisor has gone.
+    `ourselves` is a descriptor of this process in /proc, and is closed here. Raises EOFError if the supervisor has gone.
     """
     uid, gid = identity.ids
     sc.unshare(sc.CLONE_NEWUSER)
@@ -155,7 +160,8 @@ def _give_up_identity(identity: Identity, control: socket.socket) -> None:
     if identity.root:
         os.setgroups([])
     else:
-        ids.write_maps("self", uid_map=f"{uid} {uid} 1", gid_map=f"{gid} {gid} 1", deny_setgroups=True)
+        ids.write_maps(f"self/fd/{ourselves}", uid_map=f"{uid} {uid} 1", gid_map=f"{gid} {gid} 1", deny_setgroups=True)
+    os.close(ourselves)
     os.setresgid(gid, gid, gid)
     os.setresuid(uid, uid, uid)
 

@@ -67,6 +67,7 @@ PROC_MASKED = (
     "sysrq-trigger",
     "kmsg",
 )
+SHARED_PROC = "/proc shows the processes around this sandbox, by name: this machine refuses a /proc of its own (agent-sandbox doctor)"
 PROC_READONLY = ("bus", "fs", "irq", "pressure", "sys")  # pressure: a writer makes the kernel watch the whole machine
 
 
@@ -281,14 +282,35 @@ def _make_device(name: str, place: str) -> None:
 
 def _proc(step: Proc, site: Site) -> None:
     with directory_for("/proc") as place:
-        sc.mount("proc", place, "proc", QUIET | sc.MS_NOEXEC)
+        try:
+            sc.mount("proc", place, "proc", QUIET | sc.MS_NOEXEC)
+        except PermissionError:
+            _share_proc(place)
+            site.shares_proc = True
+            site.notes.append(SHARED_PROC)
     with directory_for("/proc") as proc:
-        _seal_proc(proc)
+        _seal_proc(proc, shared=site.shares_proc)
 
 
-def _seal_proc(proc: str) -> None:
+def _share_proc(place: str) -> None:
+    """Mount a read-only copy of the /proc around us, with everything that lies over it.
+
+    In a user namespace the kernel refuses a new /proc while the old one is partly covered, as container engines do, because a new one would
+    uncover it. The copy shows the processes around us, too. Their memory, environment and files stay closed: they are in another user
+    namespace and outside the guest's Landlock domain. Read-only, because some of their settings belong to whoever has their uid.
+    """
+    fd = sc.open_tree("/proc", sc.OPEN_TREE_CLONE | sc.AT_RECURSIVE)
+    try:
+        quiet = sc.MOUNT_ATTR_NOSUID | sc.MOUNT_ATTR_NODEV | sc.MOUNT_ATTR_NOEXEC
+        sc.mount_setattr(fd, set_flags=sc.MOUNT_ATTR_RDONLY | quiet, recursive=True)
+        sc.move_mount(fd, place)
+    finally:
+        os.close(fd)
+
+
+def _seal_proc(proc: str, *, shared: bool) -> None:
     for name in PROC_READONLY:
-        if os.path.isdir(f"{proc}/{name}"):
+        if os.path.isdir(f"{proc}/{name}") and not shared:
             sc.mount(f"{proc}/{name}", f"{proc}/{name}", None, sc.MS_BIND)
             sc.mount("", f"{proc}/{name}", None, sc.MS_REMOUNT | sc.MS_BIND | sc.MS_RDONLY | QUIET | sc.MS_NOEXEC)
     for name in PROC_MASKED:

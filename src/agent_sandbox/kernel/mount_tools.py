@@ -36,6 +36,7 @@ class Site:
     executable: bool = True  # whether files on the mounts can be executed
     uppers: str = "u"  # parent of the upper layers
     frozen: tuple[str, ...] = ()  # parents of the upper layers of earlier generations, uppermost first
+    shares_proc: bool = False  # whether /proc is that of the machine, because a new one was refused
 
     def number(self) -> int:
         """Return a fresh number for a layer directory."""

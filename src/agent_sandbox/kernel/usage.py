@@ -1,8 +1,8 @@
 """Resource use of a guest where no cgroup measures it, read from /proc; and the resource limits (rlimits) of a process.
 
-Init measures inside the guest's pid namespace, where /proc shows only the guest's processes. The guest influences everything read here:
-names are hostile, processes vanish between two reads, and there may be thousands of them. An unreadable process is left out, and each pass
-reads a bounded number.
+Init measures inside the guest's pid namespace, where /proc shows only the guest's processes, or is searched for them. The guest influences
+everything read here: names are hostile, processes vanish between two reads, and there may be thousands of them. An unreadable process is
+left out, and each pass reads a bounded number.
 
 Not counted: data in pipes and socket buffers; memfds in flight through a socket, held by no process; other kernel objects (watches, locks,
 directory entries); the CPU time of processes that live shorter than the time between two passes and whose parent ignores SIGCHLD. A cgroup
@@ -261,8 +261,15 @@ def _kilobytes(content: bytes) -> dict[bytes, int]:
 
 
 def _others(proc: str) -> Iterator[int]:
-    """Yield process ids, at most `MOST_PROCESSES`, without the caller's."""
+    """Yield process ids, at most `MOST_PROCESSES`, without the caller's.
+
+    If /proc is shared with the processes around our pid namespace, yield the caller's descendants: whoever loses its parent becomes a child
+    of the namespace's first process, which is the caller.
+    """
     me = os.getpid()
+    if proc == "/proc" and (outer := _number_in(proc)) != me:
+        yield from _descendants(proc, outer)
+        return
     left = MOST_PROCESSES
     with os.scandir(proc) as entries:
         for entry in entries:
@@ -271,6 +278,28 @@ def _others(proc: str) -> Iterator[int]:
                 left -= 1
                 if left == 0:
                     return
+
+
+def _number_in(proc: str) -> int:
+    """Return the caller's process id as this /proc counts; its own if the link cannot be read."""
+    try:
+        return int(os.readlink(f"{proc}/self"))
+    except (OSError, ValueError):
+        return os.getpid()
+
+
+def _descendants(proc: str, ancestor: int) -> list[int]:
+    """Return the descendants of a process, at most `MOST_PROCESSES`, by the parents that /proc/PID/stat names."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir(proc):
+        if name.isdecimal() and (content := _read(f"{proc}/{name}/stat")):
+            children.setdefault(int(content.rpartition(b")")[2].split()[1]), []).append(int(name))
+    found, waiting = list[int](), [ancestor]
+    while waiting and len(found) < MOST_PROCESSES:
+        below = children.get(waiting.pop(), [])
+        found += below
+        waiting += below
+    return found[:MOST_PROCESSES]
 
 
 def _read(path: str, *, most: int = 16384) -> bytes:

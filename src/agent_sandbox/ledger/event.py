@@ -27,8 +27,13 @@ _ACTIONS = {
     "Promote": ("promotion", "promote"),
     "Undo": ("promotion", "undo"),
     "CallTool": ("tool", "call_tool"),
+    "UseFile": ("file", "use_file"),
 }
 _OBSERVED = ("file", "process", "network")  # observations from a run that is watched closely
+CATEGORIES = (
+    *("process", "code", "promotion", "tool", "file", "network", "capability", "approval", "elevation", "outcome", "ledger"),
+    *("action", "unknown"),  # of entries that this version does not know, or that were too long to keep
+)
 LEVELS = ("debug", "info", "warning", "error", "critical")  # mildest first
 
 
@@ -257,6 +262,9 @@ def _deed(facts: Mapping[str, Any] | Cut) -> tuple[str, str, str]:
             return category, action, _words(facts.get("argv", ()))
         case "RunCode":
             return category, action, f"{_text(facts.get('language', ''))} {_text(facts.get('source_sha256', ''))[:12]}"
+        case "UseFile":
+            operation = _text(facts.get("operation", ""))
+            return category, f"{operation}_file" if operation.isalpha() else action, _text(facts.get("path", ""))
         case _:
             return category, action, _text(facts.get("root", facts.get("tool", "")))
 

@@ -10,29 +10,37 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
 
-from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.ledger.chain import closed_name, files, first_sequence, walk
 from agent_sandbox.ledger.encoding import decode
-from agent_sandbox.ledger.event import LEVELS, Entry, Told, tell
+from agent_sandbox.ledger.event import LEVELS, Entry, Intent, OutcomeEvent, Told, tell
 
 if TYPE_CHECKING:
     from typing import BinaryIO
 
-_VERSION = 1  # of the tables; an index of another version is rebuilt
+_VERSION = 2  # of the tables; an index of another version is rebuilt
 _TABLES = """
 CREATE TABLE entries (
     sequence INTEGER PRIMARY KEY, time REAL, kind TEXT, category TEXT, level INTEGER, sandbox TEXT, allowed INTEGER, words TEXT,
-    hash TEXT, file INTEGER, start INTEGER, stop INTEGER
+    ends INTEGER, hash TEXT, file INTEGER, start INTEGER, stop INTEGER
 );
 CREATE INDEX by_time ON entries (time);
 CREATE INDEX by_sandbox ON entries (sandbox, sequence);
+CREATE INDEX by_end ON entries (ends) WHERE ends IS NOT NULL;
 CREATE INDEX by_refusal ON entries (sequence) WHERE NOT allowed;
 """
 
 
+_WITHIN = "instr(sandbox || '/', ?) = 1"
+
+
 @dataclass(frozen=True)
 class Filter:
-    """The conditions on entries; a field that is not set excludes nothing. `level` is the mildest level wanted."""
+    """The conditions on entries; a field that is not set excludes nothing. `level` is the mildest level wanted.
+
+    `sandbox` also takes its throw-away clones, which are named SANDBOX/…; `project` is the sandbox of a project, and also takes entries
+    that name no sandbox, such as those about the ledger itself.
+    """
 
     since: float | None = None
     until: float | None = None
@@ -41,6 +49,7 @@ class Filter:
     category: str = ""
     level: str = ""
     sandbox: str = ""
+    project: str = ""
     allowed: bool | None = None
     words: str = ""  # searched in action, target and reason, ignoring case
 
@@ -53,10 +62,42 @@ class Filter:
             and self.kind in ("", entry.event.kind)
             and self.category in ("", told.category)
             and (not self.level or LEVELS.index(told.level) >= LEVELS.index(self.level))
-            and self.sandbox in ("", told.sandbox)
+            and (not self.sandbox or _belongs(told.sandbox, self.sandbox))
+            and (not self.project or not told.sandbox or _belongs(told.sandbox, self.project))
             and self.allowed in (None, told.allowed)
             and (not self.words or self.words.lower() in f"{told.action} {told.target} {told.why}".lower())
         )
+
+
+def _belongs(sandbox: str, to: str) -> bool:
+    return sandbox == to or sandbox.startswith(f"{to}/")
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Facts about a whole ledger: its last entry, the actions without an outcome, and how many entries only the project excludes."""
+
+    last: int = 0
+    unended: frozenset[int] = frozenset()
+    elsewhere: int = 0
+
+
+def survey(found: Iterable[Entry], wanted: Filter, each: Callable[[Entry, Told], object] | None = None) -> Survey:
+    """Read all entries of a ledger, and call `each` with those that meet the filter."""
+    last, elsewhere, unended, anywhere = 0, 0, set[int](), replace(wanted, project="")
+    for entry in found:
+        last, event = entry.sequence, entry.event
+        if isinstance(event, Intent):
+            unended.add(last)
+        elif isinstance(event, OutcomeEvent):
+            unended.discard(event.intent)
+        told = tell(entry)
+        if wanted.takes(entry, told):
+            if each is not None:
+                each(entry, told)
+        elif wanted.project and anywhere.takes(entry, told):
+            elsewhere += 1
+    return Survey(last, frozenset(unended), elsewhere)
 
 
 def select(found: Iterable[Entry], wanted: Filter) -> Iterator[tuple[Entry, Told]]:
@@ -159,6 +200,19 @@ class Index:
                     os.unlink(name)
             return self._found(wanted, newest)
 
+    def survey(self, wanted: Filter) -> Survey:
+        """Return what `survey` returns, from the index as the last `find` left it."""
+        with closing(sqlite3.connect(self._place, timeout=30, isolation_level=None)) as tables:
+            last = tables.execute("SELECT coalesce(max(sequence), 0) FROM entries").fetchone()[0]
+            ended = "SELECT ends FROM entries WHERE ends IS NOT NULL"
+            rows = tables.execute(f"SELECT sequence FROM entries WHERE kind = 'intent' AND sequence NOT IN ({ended})")
+            unended = frozenset(row[0] for row in rows)
+            counts: list[int] = []
+            for each in (replace(wanted, project=""), wanted):
+                query, values = _as_sql(each)
+                counts.append(tables.execute(f"SELECT count(*) FROM entries WHERE {query}", values).fetchone()[0])
+            return Survey(last, unended, counts[0] - counts[1])
+
     def _found(self, wanted: Filter, newest: int) -> list[Entry]:
         descriptor = os.open(self._place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         os.close(descriptor)  # made here with mode 0600; SQLite would use the umask
@@ -181,7 +235,7 @@ class Index:
         last = tables.execute("SELECT hash, file, start, stop FROM entries ORDER BY sequence DESC LIMIT 1").fetchone()
         tables.execute("DELETE FROM entries WHERE file < ?", (self._oldest(),))
         rows = self._rows_behind(self._read(*last), last[1], last[3]) if last else self._rows_behind(None, 0, 0)
-        tables.executemany("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+        tables.executemany("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
         tables.execute("COMMIT")
 
     def _oldest(self) -> int:
@@ -219,11 +273,16 @@ class _Stale(Exception):
 
 def _row(entry: Entry, file: int, start: int, stop: int) -> tuple[object, ...]:
     told = tell(entry)
-    words = f"{told.action} {told.target} {told.why}".lower().encode("utf-8", "replace").decode()
+    words = _writable(f"{told.action} {told.target} {told.why}".lower())
     return (
         *(entry.sequence, entry.time, entry.event.kind, told.category, LEVELS.index(told.level), told.sandbox, told.allowed, words),
-        *(entry.hash, file, start, stop),
+        *(entry.event.intent if isinstance(entry.event, OutcomeEvent) else None, entry.hash, file, start, stop),
     )
+
+
+def _writable(text: str) -> str:
+    """Return the text without lone surrogates, which SQLite refuses."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _as_sql(wanted: Filter) -> tuple[str, list[object]]:
@@ -233,11 +292,15 @@ def _as_sql(wanted: Filter) -> tuple[str, list[object]]:
         conditions.append(("time >= ?", wanted.since))
     if wanted.until is not None:
         conditions.append(("time < ?", wanted.until))
-    conditions += [(f"{name} = ?", value) for name in ("kind", "category", "sandbox") if (value := getattr(wanted, name))]
+    conditions += [(f"{name} = ?", value) for name in ("kind", "category") if (value := getattr(wanted, name))]
     if wanted.level:
         conditions.append(("level >= ?", LEVELS.index(wanted.level)))
+    if wanted.sandbox:
+        conditions.append((_WITHIN, f"{_writable(wanted.sandbox)}/"))
+    if wanted.project:
+        conditions.append((f"(sandbox = '' OR {_WITHIN})", f"{_writable(wanted.project)}/"))
     if wanted.allowed is not None:
         conditions.append(("allowed = ?", wanted.allowed))
     if wanted.words:
-        conditions.append(("instr(words, ?) > 0", wanted.words.lower().encode("utf-8", "replace").decode()))
+        conditions.append(("instr(words, ?) > 0", _writable(wanted.words.lower())))
     return " AND ".join(condition for condition, _ in conditions), [value for _, value in conditions]

@@ -15,6 +15,8 @@ from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.paths import normalise
 
 LANGUAGES = ("python", "javascript", "ruby", "bash")
+FILE_READS = ("read", "list", "stat", "exists")
+FILE_WRITES = ("write", "mkdir", "remove")
 _ALIASES = {"python3": "python", "py": "python", "js": "javascript", "node": "javascript", "nodejs": "javascript", "rb": "ruby"}
 _ALIASES |= {"shell": "bash", "sh": "bash"}
 
@@ -116,7 +118,27 @@ class CallTool(_Request):
         return cls(tool, sha256(words).hexdigest(), len(words))
 
 
-Action = RunCode | RunCommand | Promote | Undo | CallTool
+@dataclass(frozen=True)
+class UseFile(_Request):
+    """Do one thing with a file in the sandbox's view, for the caller. Of content to be written, only size and digest are stored.
+
+    `operation` is one of `FILE_READS` or `FILE_WRITES`, `path` is normalised. Links on the way are followed inside the view, not here.
+    """
+
+    operation: str
+    path: str
+    content_sha256: str = ""
+    size: int = 0
+
+    @classmethod
+    def of(cls, operation: str, path: str | bytes, content: bytes | None = None) -> UseFile:
+        """Make the action. Raises `PolicyError` for an invalid path."""
+        if content is None:
+            return cls(operation, normalise(path))
+        return cls(operation, normalise(path), sha256(content).hexdigest(), len(content))
+
+
+Action = RunCode | RunCommand | Promote | Undo | CallTool | UseFile
 
 
 def _directory(cwd: str | bytes | None) -> str | None:

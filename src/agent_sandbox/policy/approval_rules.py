@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from agent_sandbox._fast.values import TYPE_CHECKING, assert_never, dataclass, replace
-from agent_sandbox.policy.action import Action, CallTool, Promote, RunCode, RunCommand, Undo
+from agent_sandbox.policy.action import FILE_READS, Action, CallTool, Promote, RunCode, RunCommand, Undo, UseFile
 from agent_sandbox.policy.model import ANOTHER_USER, SECOND_FACTOR, AskRules
 from agent_sandbox.policy.programs import covers
 from agent_sandbox.readers.shell import POSIX_SHELLS
@@ -61,6 +61,8 @@ def question_about(rules: AskRules, action: Action) -> tuple[str, str] | None:
             return ("promotions", "it changes real files back") if rules.promotions else None
         case CallTool():
             return ("tools", f"it calls the tool {action.tool!r}") if covers(rules.tools, action.tool) else None
+        case UseFile():
+            return _file(rules, action)
         case _:
             assert_never(action)
 
@@ -101,6 +103,13 @@ def _code(rules: AskRules, action: RunCode) -> tuple[str, str] | None:
         if question := _first(action.touches):
             return question
     return ("effects", "it has an effect of the kind runs-code") if "runs-code" in rules.effects else None
+
+
+def _file(rules: AskRules, action: UseFile) -> tuple[str, str] | None:
+    """Return the rule that requires approval of an operation on a file, and the reason. Removing is writing, too."""
+    kinds = ("reads",) if action.operation in FILE_READS else ("destroys", "writes") if action.operation == "remove" else ("writes",)
+    kind = next((each for each in kinds if each in rules.effects), None)
+    return None if kind is None else ("effects", f"it has an effect of the kind {kind} ({action.path[:80]})")
 
 
 def _first(reasons: tuple[str, ...]) -> tuple[str, str] | None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from agent_sandbox._fast.values import assert_never, dataclass
-from agent_sandbox.policy.action import LANGUAGES, Action, CallTool, Promote, RunCode, RunCommand, Undo
+from agent_sandbox.policy.action import FILE_READS, FILE_WRITES, LANGUAGES, Action, CallTool, Promote, RunCode, RunCommand, Undo, UseFile
 from agent_sandbox.policy.model import SCRATCH, Policy
+from agent_sandbox.policy.paths import ancestors
 from agent_sandbox.policy.programs import SHELLS, covers, reads_a_line
 
 _MOST_LISTED = 12  # programs listed in a remedy
@@ -115,6 +116,8 @@ def _ruled(policy: Policy, action: Action) -> Allow | Deny:
             return _writing(policy, action) or Allow(Reason("undo", f"the policy {policy.name!r} allows an undo"))
         case CallTool():
             return _tool(policy, action)
+        case UseFile():
+            return _file(policy, action)
         case _:
             assert_never(action)
 
@@ -124,6 +127,23 @@ def _tool(policy: Policy, action: CallTool) -> Allow | Deny:
         why = f"the policy {policy.name!r} does not let the tool {action.tool!r} be called"
         return Deny(Reason("tool", why, "hand it over in tools, and do not deny it"))
     return Allow(Reason("tool", f"the policy {policy.name!r} lets the tool {action.tool!r} be called"))
+
+
+def _file(policy: Policy, action: UseFile) -> Allow | Deny:
+    """Refuse files that the sandbox hides or does not show, and changes that it may not make. What exists is for the view to say."""
+    files, known = policy.files, (*FILE_READS, *FILE_WRITES)
+    if action.operation not in known:
+        return Deny(Reason("file", f"unknown operation on a file {action.operation!r}", f"use one of {', '.join(known)}"))
+    if files.bars(action.path):
+        return Deny(Reason("file", f"the policy {policy.name!r} hides {action.path!r}", "reveal it, or take it off the denied paths"))
+    scratch = any(above in SCRATCH for above in ancestors(action.path))
+    if not (scratch or files.reaches(action.path) or files.leads_to(action.path)):
+        why = f"the policy {policy.name!r} does not show {action.path!r}"
+        return Deny(Reason("file", why, f"allow the path, or use one in {SCRATCH[0]}"))
+    if action.operation in FILE_WRITES and not (scratch or files.write):
+        why = f"the policy {policy.name!r} allows no changes of files, so {action.path!r} cannot be changed"
+        return Deny(Reason("file", why, f"set allow_file_write=True, or use a path in {SCRATCH[0]}"))
+    return Allow(Reason("file", f"the policy {policy.name!r} lets files be used in its view"))
 
 
 def _place(policy: Policy, action: RunCode | RunCommand) -> Deny | None:

@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from agent_sandbox._fast.encoding import Seal, as_json, same, sha256
 from agent_sandbox._fast.values import TYPE_CHECKING, assert_never, dataclass
-from agent_sandbox.policy.action import Action, CallTool, Promote, RunCode, RunCommand, Undo
+from agent_sandbox.policy.action import Action, CallTool, Promote, RunCode, RunCommand, Undo, UseFile
 
 if TYPE_CHECKING:
     from typing import Any
@@ -184,6 +184,8 @@ def words_of(action: Action) -> Pattern:
             return ("undo", action.root, action.promotion)
         case CallTool():
             return ("call", action.tool, action.words_sha256)
+        case UseFile():
+            return ("file", action.operation, action.path)
         case _:
             assert_never(action)
 

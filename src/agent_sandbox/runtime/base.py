@@ -77,11 +77,28 @@ class Argv:
 
 
 @dataclass(frozen=True)
+class ScriptFile:
+    """The file that Python code was read from: its name as typed, its absolute path, and the directory whose modules it can import.
+
+    `environment` is the virtual environment whose packages it can import; empty for those of our own interpreter.
+    """
+
+    name: str
+    path: str
+    directory: str
+    environment: str = ""
+
+
+@dataclass(frozen=True)
 class PythonCode:
-    """Python source, run as a script in a guest that is forked from a zygote. The zygote never sees the source."""
+    """Python source, run as a script in a guest that is forked from a zygote. The zygote never sees the source.
+
+    With `file`, it runs as `python FILE` would; without, as a script of its own in the working directory.
+    """
 
     source: str
     argv: tuple[str, ...] = ()
+    file: ScriptFile | None = None
 
 
 @dataclass(frozen=True)
@@ -344,8 +361,11 @@ class Runtime(Protocol):
         """
         ...
 
-    def prepare(self) -> str:
-        """Start preparing this runtime in the background, and return why it is not ready; empty if it is. Raises as `absence` does."""
+    def prepare(self, announce: Callable[[str], None]) -> str:
+        """Start preparing this runtime in the background, and return why it is not ready; empty if it is. Raises as `absence` does.
+
+        `announce` is called with one line about a process that was started and may outlive the caller.
+        """
         ...
 
     def objection(self, demands: Demands) -> str:

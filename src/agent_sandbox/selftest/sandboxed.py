@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any, Self
 
+from agent_sandbox._calls import Run, code_of
 from agent_sandbox._fast.values import replace
 from agent_sandbox.assembly import here
 from agent_sandbox.engine.run import Session
@@ -18,7 +19,7 @@ from agent_sandbox.policy.secrets import default_masks
 from agent_sandbox.runtime.base import Terminal
 from agent_sandbox.runtime.process.guest_handle import ProcessGuest
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
-from agent_sandbox.sandbox import Run, Sandbox, code_of
+from agent_sandbox.sandbox import Sandbox
 from agent_sandbox.selftest.bench import SCRIPTS, DecoyBench
 from agent_sandbox.selftest.boxes import PYTHON, Attempt, AttemptResult, patience, program, read_answer
 from agent_sandbox.workspace.store import SandboxState
@@ -145,7 +146,7 @@ class Locked:
             run.cancel()
 
         listening: dict[str, Any] = {"on_output": look} if attempt.watch is not None else {}
-        result = self._sandbox(attempt).perform(run, code_of(_source(attempt), "python"), **listening)
+        result = self._sandbox(attempt)._perform(run, code_of(_source(attempt), "python"), **listening)
         ended = result.exit.reason.value if result.exit else result.error or ""
         return read_answer(attempt, result.stdout_bytes, result.stderr_bytes, ended=ended, limits_hit=result.limits_hit)
 

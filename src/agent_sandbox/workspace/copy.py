@@ -16,10 +16,12 @@ from collections.abc import Mapping
 
 from agent_sandbox.kernel.syscalls import FICLONE
 from agent_sandbox.workspace.nodes import next_extent
+from agent_sandbox.workspace.progress import NO_PROGRESS, Progress
 from agent_sandbox.workspace.promotion.target import Surprise
 
 _CANNOT_COPY = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 _CHUNK = 1 << 20
+_SYNCED = 256 << 20
 _SMALL = 1 << 16  # read in one piece
 _ZEROS = bytes(_CHUNK)
 
@@ -106,8 +108,8 @@ def _copy_range(old: int, new: int, position: int, length: int) -> int:
     return os.sendfile(new, old, position, length)
 
 
-def copy(source: int, target: int, size: int, *, path: str) -> str:
-    """Copy the first `size` bytes of `source` into `target` and return their digest.
+def copy(source: int, target: int, size: int, *, path: str, progress: Progress = NO_PROGRESS) -> str:
+    """Copy the first `size` bytes of `source` into `target` and return their digest. Content of a large file goes to disk on the way.
 
     Raises OSError, and `Surprise` when the source is not exactly `size` bytes long.
     """
@@ -116,16 +118,19 @@ def copy(source: int, target: int, size: int, *, path: str) -> str:
         if len(content) != size:
             raise Surprise(path, "the file in the sandbox has changed since it was looked at")
         _write(target, content, 0)
+        progress.advance(size=size)
         return hashlib.sha256(content).hexdigest()
     digest = hashlib.sha256()
     shared = cloned(source, target)
-    at = 0
+    os.posix_fadvise(source, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+    at = unsynced = 0
     while at < size:
         data, end = next_extent(source, at, size)
         while at < data:  # keep the hole: write nothing
             length = min(_CHUNK, data - at)
             digest.update(_ZEROS[:length])
             at += length
+            progress.advance(size=length)
         while at < end:
             content = os.pread(source, min(_CHUNK, end - at), at)
             if not content:
@@ -133,7 +138,12 @@ def copy(source: int, target: int, size: int, *, path: str) -> str:
             digest.update(content)
             if not shared:
                 _write(target, content, at)
+                unsynced += len(content)
+                if unsynced >= _SYNCED:  # otherwise the sync at the end takes minutes, and nobody can tell how far it is
+                    os.fdatasync(target)
+                    unsynced = 0
             at += len(content)
+            progress.advance(size=len(content))
     if os.pread(source, 1, size):
         raise Surprise(path, "the file in the sandbox has become longer since it was looked at")
     os.ftruncate(target, size)

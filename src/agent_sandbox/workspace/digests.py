@@ -14,13 +14,16 @@ from collections.abc import Iterable, Mapping
 
 from agent_sandbox.errors import PolicyError, WorkspaceError
 from agent_sandbox.workspace.changes import Change, Contents
-from agent_sandbox.workspace.nodes import EntryType
+from agent_sandbox.workspace.nodes import EntryType, next_extent
+from agent_sandbox.workspace.progress import NO_PROGRESS, Progress
 from agent_sandbox.workspace.promotion.plan import LARGEST_BYTES, carried
 
 MOST_HASHED = 4 << 30  # bytes for one diff: a sparse file costs nothing to make, and minutes to read
 SHORTEST = 12  # hexadecimal digits by which a digest may be named
 PRINTED = 32  # of a digest for people; nobody can make other changes with the same 128 bits
 _CHUNK = 1 << 20
+_ZEROS = bytes(_CHUNK)
+_CHANGED = "it has changed since its size was read"
 _FORM = b"agent-sandbox changes 1\n"
 _DIGITS = frozenset("0123456789abcdef")
 
@@ -28,51 +31,83 @@ _DIGITS = frozenset("0123456789abcdef")
 class ContentDigests:
     """The digests of the new content of changed files, by path. Content is read once, when a digest is first asked for."""
 
-    def __init__(self, changes: Iterable[Change] = (), contents: Contents | None = None, *, most: int = LARGEST_BYTES) -> None:
+    def __init__(
+        self,
+        changes: Iterable[Change] = (),
+        contents: Contents | None = None,
+        *,
+        most: int = LARGEST_BYTES,
+        progress: Progress = NO_PROGRESS,
+    ) -> None:
         """If the files have more than `most` bytes together, none is read. By default, so much cannot be promoted either."""
         self._files = tuple(change for change in changes if change.after is not None and change.after.type is EntryType.FILE)
         self._contents = contents
         self._most = most
+        self._progress = progress
         self._known: dict[str, str] | None = None
 
     def by_path(self) -> Mapping[str, str]:
         """Return the digest of each file by path; nothing if there is too much to read. Raises `WorkspaceError` for an unreadable file."""
-        if self._known is None:
-            self._known = {change.path: self._read(change) for change in self._files} if self.complete else {}
-        return self._known
+        if self._known is None and self.complete:
+            self._progress.begin("reading the changed files", len(self._files), self._size)
+            self._known = {change.path: self._read(change) for change in self._files}
+        return self._known or {}
 
     @property
     def complete(self) -> bool:
         """Whether the files are small enough to be read."""
-        return sum(change.after.size for change in self._files if change.after is not None) <= self._most
+        return self._size <= self._most
+
+    @property
+    def _size(self) -> int:
+        return sum(change.after.size for change in self._files if change.after is not None)
 
     def _read(self, change: Change) -> str:
         assert self._contents is not None
         try:
-            return content_digest(change, self._contents)
+            self._progress.advance(files=1)
+            return content_digest(change, self._contents, self._progress)
         except OSError as error:
             raise WorkspaceError(
                 f"{change.path!r} in the sandbox cannot be read: {error.strerror}", hint="leave it out: --skip, or drop the sandbox: reset"
             ) from error
 
 
-def content_digest(change: Change, contents: Contents) -> str:
-    """Return the SHA-256 of the new content of a file.
+def content_digest(change: Change, contents: Contents, progress: Progress = NO_PROGRESS) -> str:
+    """Return the SHA-256 of the new content of a file. Holes of a large file are not read: they are zeros.
 
-    Raises OSError if the file cannot be read, or has grown since it was listed: a running program could make it endless.
+    Raises OSError if the file cannot be read, or has another size than when it was listed: a running program could make it endless.
     """
     size = change.after.size if change.after is not None else 0
     fd = contents.open_file(change)
     try:
-        digest, at = hashlib.sha256(), 0
-        while piece := os.pread(fd, min(_CHUNK, size + 1 - at), at):
-            digest.update(piece)
-            at += len(piece)
-            if at > size:
-                raise OSError(errno.ESTALE, "it has changed since its size was read", change.path)
-        return digest.hexdigest()
+        if size > _CHUNK:
+            return _large_digest(fd, size, change.path, progress)
+        content = os.pread(fd, size + 1, 0)
+        if len(content) > size:
+            raise OSError(errno.ESTALE, _CHANGED, change.path)
+        progress.advance(size=size)
+        return hashlib.sha256(content).hexdigest()
     finally:
         os.close(fd)
+
+
+def _large_digest(fd: int, size: int, path: str, progress: Progress) -> str:
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+    digest, at = hashlib.sha256(), 0
+    while at < size:
+        data, end = next_extent(fd, at, size)
+        while at < end:
+            length = min(_CHUNK, (data if at < data else end) - at)
+            piece = _ZEROS[:length] if at < data else os.pread(fd, length, at)
+            if not piece:
+                raise OSError(errno.ESTALE, _CHANGED, path)
+            digest.update(piece)
+            at += len(piece)
+            progress.advance(size=len(piece))
+    if os.fstat(fd).st_size != size:
+        raise OSError(errno.ESTALE, _CHANGED, path)
+    return digest.hexdigest()
 
 
 def digest_of(changes: Iterable[Change], content: Mapping[str, str], history: Iterable[str] = ()) -> str:

@@ -1,7 +1,7 @@
 """Find the project of a directory. Each project has its own current sandbox.
 
 A marker in `/` or in the home directory, put there by accident or by an attacker, must not turn everything into one project. So the search
-ends below these two directories. To use one of them as a project, the user has to name it. A marker counts only if it belongs to us, to
+ends below these two directories. To keep changes for one of them, the user has to name it. A marker counts only if it belongs to us, to
 root, or to the owner of the directory where the search began: in a shared directory anybody can put a marker above somebody else's project.
 """
 
@@ -35,20 +35,25 @@ class Project:
     remote: Literal["network", "fuse"] | None = None
 
 
-def find_project(cwd: str, *, home: str, explicit: bool = False, mounts: Iterable[mountinfo.Mount] = ()) -> Project:
+def find_project(
+    cwd: str, *, home: str, explicit: bool = False, throw_away: bool = False, mounts: Iterable[mountinfo.Mount] = ()
+) -> Project:
     """Return the nearest directory at or above `cwd` with a marker, else `cwd` itself.
 
-    With `explicit`, return `cwd` itself, whatever directory it is. Without `explicit`, raise `PolicyError` when the project would be `/`,
-    the home directory, or a directory that contains the home directory. In both cases, raise `PolicyError` when `cwd` is no directory.
-    Without `mounts`, `fstype` and `remote` are not set.
+    With `explicit`, return `cwd` itself, whatever directory it is. Otherwise raise `PolicyError` when the project would be `/`, the home
+    directory, or a directory that contains the home directory, unless `throw_away` says that nothing is kept or promoted. Always raise
+    `PolicyError` when `cwd` is no directory. Without `mounts`, `fstype` and `remote` are not set.
     """
     here = _canonical(cwd)
     home = os.path.realpath(home) if home else "/"
     trusted = frozenset({0, os.geteuid(), os.stat(here).st_uid})
     path, marker = (here, _marker(here, trusted)) if explicit else _nearest(here, home, trusted)
-    if not explicit and _too_much(path, home):
+    if not (explicit or throw_away) and _too_much(path, home):
         what = "the home directory" if path == home != "/" else f"{path!r}, which contains the home directory" if path != "/" else "/"
-        raise PolicyError(f"the project would be {what}", hint="change into a directory below it, or name it with --project")
+        raise PolicyError(
+            f"the project would be {what}, and its changes would be kept",
+            hint="change into a project below it; or keep nothing (run --throw-away); or name it with --project",
+        )
     fstype = _fstype(path, tuple(mounts))
     return Project(path, marker, fstype, _remote(fstype))
 

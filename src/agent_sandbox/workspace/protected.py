@@ -373,6 +373,8 @@ def _goes(change: Change) -> bool:
 
 def _top(path: str, directories: set[str]) -> str:
     """Return the directory of `directories` that contains a path; "" if none does."""
+    if not directories:
+        return ""
     above = posixpath.dirname(path)
     while above not in directories and above not in ("/", ""):
         above = posixpath.dirname(above)

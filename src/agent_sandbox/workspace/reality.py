@@ -19,10 +19,11 @@ from agent_sandbox._fast.encoding import sha256
 from agent_sandbox._fast.values import dataclass
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.nodes import EntryType, Node, describe
+from agent_sandbox.workspace.originals.runs import TICK_NS
 
 _MOST_OPEN = 16  # directories
 _CHUNK = 1 << 20
-SETTLED_NS = 2_000_000_000  # a file changed more recently than this before the look may change again within the same timestamp
+_COARSE_NS = 2_000_000_000  # the coarsest times of any filesystem
 
 
 class Reality:
@@ -116,7 +117,7 @@ class Fingerprint:
     def untouched(self, status: os.stat_result) -> bool:
         """Return whether the times alone prove that `status` is of the same, unchanged inode. A False result proves nothing."""
         same = (self.device, self.inode, self.ctime_ns) == (status.st_dev, status.st_ino, status.st_ctime_ns)
-        return same and self.ctime_ns + SETTLED_NS < self.looked_ns
+        return same and is_settled(self.ctime_ns, self.looked_ns)
 
 
 @dataclass(frozen=True)
@@ -139,6 +140,20 @@ class Base:
 
 
 Bases = Mapping[str, Base]
+
+
+def is_settled(ctime_ns: int, looked_ns: int) -> bool:
+    """Return whether every change after `looked_ns`, by `file_clock_ns`, gives the file another ctime than `ctime_ns`.
+
+    A change within the same tick of the kernel's clock may leave the ctime as it was. Some filesystems keep whole seconds, or two of them.
+    A ctime of a whole second may be of such a filesystem.
+    """
+    return ctime_ns + granule_ns(ctime_ns) < looked_ns
+
+
+def granule_ns(ctime_ns: int) -> int:
+    """Return how far apart two changes must be, at most, to have different ctimes on the filesystem that gave this ctime."""
+    return TICK_NS if ctime_ns % 1_000_000_000 else _COARSE_NS
 
 
 def look(directory: int, name: str, *, now_ns: int, content: bool = False) -> Fingerprint | None:
@@ -185,5 +200,5 @@ def alike(one: Fingerprint | None, other: Fingerprint | None) -> bool:
     if one.node.type is not EntryType.FILE or (one.digest and one.digest == other.digest):
         return True
     known = one.digest and other.digest
-    settled = max(one.ctime_ns, other.ctime_ns) + SETTLED_NS < min(one.looked_ns, other.looked_ns)
+    settled = is_settled(max(one.ctime_ns, other.ctime_ns), min(one.looked_ns, other.looked_ns))
     return not known and settled and (one.device, one.inode, one.ctime_ns) == (other.device, other.inode, other.ctime_ns)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 import sqlite3
 import time
@@ -14,9 +16,13 @@ import pytest
 from agent_sandbox.assembly import here
 from agent_sandbox.cli.commands import log as log_module
 from agent_sandbox.cli.main import main
-from agent_sandbox.ledger.event import Intent, OutcomeEvent, RefusalEvent
+from agent_sandbox.engine import observation
+from agent_sandbox.ledger import event
+from agent_sandbox.ledger.event import CATEGORIES, Intent, OutcomeEvent, RefusalEvent
 from agent_sandbox.ledger.writer import Ledger
+from agent_sandbox.workspace.store import sandbox_id
 
+BOX = sandbox_id(os.getcwd())  # of the project in which the tests run
 HOSTILE = "rm\x1b[2K\r ls \u202e\u200bevil"
 
 
@@ -24,8 +30,8 @@ HOSTILE = "rm\x1b[2K\r ls \u202e\u200bevil"
 def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
     monkeypatch.setenv("AGENT_SANDBOX_STATE", str(tmp_path / "state"))
     ledger = here().ledger()
-    ledger.record(Intent({"kind": "RunCommand", "argv": ["make", "test"]}, "d", "p", "command", sandbox="box"))
-    ledger.record(OutcomeEvent(1, "done", {"exit_code": 0}, sandbox="box"))
+    ledger.record(Intent({"kind": "RunCommand", "argv": ["make", "test"]}, "d", "p", "command", sandbox=BOX))
+    ledger.record(OutcomeEvent(1, "done", {"exit_code": 0}, sandbox=BOX))
     ledger.record(RefusalEvent({"kind": "RunCommand", "argv": [HOSTILE]}, "d", "p", "processes", f"no {HOSTILE}"))
     return ledger
 
@@ -50,7 +56,7 @@ def test_what_happened_is_shown_line_by_line_and_nothing_in_it_acts_on_the_termi
         (["--denied"], [3]),
         (["--category", "process"], [1, 3]),
         (["--level", "warning"], [3]),
-        (["--sandbox", "box"], [1, 2]),
+        (["--sandbox", BOX], [1, 2]),
         (["--grep", "MAKE"], [1]),
         (["--limit", "2"], [2, 3]),
         (["--since", "1h"], [1, 2, 3]),
@@ -64,7 +70,19 @@ def test_what_is_asked_for_is_shown(recorded: Ledger, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(
-    "line", [["--level", "loud"], ["--format", "xml"], ["--since", "soon"], ["--since", "2026-99-99"], ["forget"], ["--follow", "--json"]]
+    "line",
+    [
+        ["--level", "loud"],
+        ["--format", "xml"],
+        ["--since", "soon"],
+        ["--since", "2026-99-99"],
+        ["forget"],
+        ["--follow", "--json"],
+        ["--category", "proces"],
+        ["--all", "--project", "."],
+        ["--keys", "x"],
+        ["verify", "--denied"],
+    ],
 )
 def test_what_cannot_be_understood_is_refused(recorded: Ledger, capsys: pytest.CaptureFixture[str], line: list[str]) -> None:
     said(capsys, *line, code=2)
@@ -143,3 +161,87 @@ def test_before_anything_was_recorded_there_is_nothing(
     assert said(capsys) == ""
     said(capsys, "verify", code=125)
     assert not (tmp_path / "state").exists(), "looking makes nothing"
+
+
+def test_the_entries_of_another_project_are_counted_and_shown_with_all(recorded: Ledger, capfd: pytest.CaptureFixture[str]) -> None:
+    recorded.record(Intent({"kind": "RunCommand", "argv": ["canary"]}, "e", "p", "command", sandbox="other-0123"))
+    recorded.record(Intent({"kind": "RunCommand", "argv": ["clone"]}, "f", "p", "command", sandbox=f"{BOX}/throw-away"))
+    assert main(["log"]) == 0
+    shown = capfd.readouterr()
+    assert "canary" not in shown.out and "1 entry of other projects: agent-sandbox log --all" in shown.err
+    assert [line.split()[3:5] for line in shown.out.splitlines() if "clone" in line] == [["NO", "END"]] and "throw-away" in shown.out
+    assert "canary" in (everything := said(capfd, "--all"))
+    assert [line.split()[5] for line in everything.splitlines() if "canary" in line] == ["other-0123"], "the project has a column"
+    assert "canary" in said(capfd, "--sandbox", "other-0123") and "canary" in said(capfd, "--format", "jsonl")
+    assert "clone" in said(capfd, "--sandbox", BOX) and "canary" not in said(capfd, "--format", "jsonl", "--project", ".")
+
+
+def test_the_index_tells_projects_and_unended_actions_apart_as_the_ledger_does(
+    recorded: Ledger, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded.record(Intent({"kind": "RunCommand", "argv": ["canary"]}, "e", "p", "command", sandbox="other-0123"))
+    recorded.record(Intent({"kind": "RunCommand", "argv": ["clone"]}, "f", "p", "command", sandbox=f"{BOX}/throw-away"))
+    lines = (["--json"], ["--json", "--all"], ["--json", "--sandbox", BOX], ["--json", "--denied"])
+    read = [said(capsys, *line) for line in lines]
+    monkeypatch.setattr(log_module, "_WORTH_AN_INDEX", 1)
+    assert [said(capsys, *line) for line in lines] == read and json.loads(read[0])["elsewhere"] == 1
+
+
+def test_an_action_that_was_begun_and_never_ended_is_marked(recorded: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
+    recorded.record(Intent({"kind": "RunCommand", "argv": ["sleep"]}, "e", "p", "command", sandbox=BOX))
+    lines = said(capsys).splitlines()
+    assert ["NO END" in line for line in lines] == [False, False, False, True]
+    assert [entry["ended"] for entry in json.loads(said(capsys, "--json"))["entries"]] == [True, None, None, False]
+    recorded.record(OutcomeEvent(4, "done", {}, sandbox=BOX))
+    assert "NO END" not in said(capsys)
+
+
+@pytest.mark.parametrize("limit", ["1", "2"])
+def test_following_begins_with_the_newest_entries(
+    recorded: Ledger, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    pauses: list[float] = []
+
+    def paused(seconds: float) -> None:
+        if pauses:
+            raise KeyboardInterrupt
+        pauses.append(seconds)
+        recorded.record(OutcomeEvent(1, "done", {"late": 1}, sandbox=BOX))
+
+    monkeypatch.setattr(time, "sleep", paused)
+    assert main(["log", "--follow", "--limit", limit]) == 130
+    lines = capfd.readouterr().out.splitlines()
+    assert len(lines) == int(limit) + 1 and "DENIED" in lines[-2] and "late 1" in lines[-1]
+
+
+def test_a_ledger_that_was_removed_is_missing_and_not_new(recorded: Ledger, capfd: pytest.CaptureFixture[str]) -> None:
+    whole = Path(recorded.path).read_bytes()
+    os.unlink(recorded.path)
+    assert main(["log"]) == 1
+    assert "is missing: it had 3 entries" in capfd.readouterr().err
+    assert json.loads(said(capfd, "--json", code=1))["missing"]
+    words = said(capfd, "verify", code=1)
+    assert "INCOMPLETE" in words and "entries 1 to 3" in words
+    Path(recorded.path).write_bytes(b"".join(whole.splitlines(keepends=True)[:2]))
+    assert main(["log"]) == 1
+    assert "has lost its end: it had 3 entries, and the last one here is 2" in capfd.readouterr().err
+    Path(recorded.path).write_bytes(whole)
+    said(capfd)  # the control: with its entries there is nothing to say
+
+
+@pytest.mark.parametrize("content", [b"", b"hello\n", b"\0" * 4096, b"{}\n"])
+def test_a_file_that_is_no_ledger_is_not_called_intact(
+    recorded: Ledger, capfd: pytest.CaptureFixture[str], tmp_path: Path, content: bytes
+) -> None:
+    (tmp_path / "file").write_bytes(content)
+    assert main(["log", "verify", str(tmp_path / "file")]) == 125
+    shown = capfd.readouterr()
+    assert "is not a ledger" in shown.err and "holds" not in shown.out
+
+
+def test_every_category_that_is_recorded_can_be_asked_for() -> None:
+    """The categories of noted facts are the words before the dot."""
+    sources = Path(log_module.__file__).parents[2].rglob("*.py")
+    noted = {match for path in sources for match in re.findall(r'Noted\("(\w+)\.', path.read_text())}
+    assert {"approval", "capability", "elevation"} <= noted <= set(CATEGORIES)
+    assert {category for category, _ in event._ACTIONS.values()} | set(observation._CATEGORIES.values()) <= set(CATEGORIES)

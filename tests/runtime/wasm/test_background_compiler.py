@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -30,6 +31,7 @@ from agent_sandbox.runtime.process.zygote import argv_for
 from agent_sandbox.runtime.router.model import Workload
 from agent_sandbox.runtime.wasm import background_compiler, compiler
 from agent_sandbox.runtime.wasm.cache import UNUSED_SECONDS, Cache
+from agent_sandbox.runtime.wasm.compiler import Compilation
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
 from scripts.compile_wasm import CACHE, RECORDS
 from tests.registries import registry_of
@@ -46,7 +48,7 @@ def cache(tmp_path: Path) -> Cache:
 
 def words(cache: Cache) -> list[str]:
     """What the compiling process is told; of an interpreter that is not there, so that it fails at once."""
-    return ["", cache.directory, cache.records, cache.key, "1", "/nowhere/module", "0" * 64, "/nowhere/library", "library"]
+    return ["", compiler.encoded(cache), "module", "1", "/nowhere/module", "0" * 64, "/nowhere/library", "library", "/nowhere/js", "0" * 64]
 
 
 def awaited(cache: Cache) -> None:
@@ -55,8 +57,12 @@ def awaited(cache: Cache) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
 
 
+def quietly(_: str) -> None:
+    """For tests that are not about the announcement."""
+
+
 def begun(cache: Cache, now: float) -> str:
-    said = background_compiler.begin(cache, words(cache), now=now)
+    said = background_compiler.begin(cache, words(cache), quietly, now=now)
     awaited(cache)
     return said
 
@@ -77,36 +83,39 @@ def test_while_one_goes_on_there_is_no_second(cache: Cache) -> None:
     lock = compiler.try_lock(cache)
     assert lock is not None
     assert compiler.try_lock(cache) is None
-    assert (
-        background_compiler.begin(cache, words(cache), now=NOW)
-        == background_compiler.GOING_ON
-        == background_compiler.standing(cache, now=NOW)
-    )
-    assert compiler.holder(cache) == 0
-    assert not os.path.exists(cache.records), "it was not begun"
+    announced: list[str] = []
+    begun = background_compiler.begin(cache, words(cache), announced.append, now=NOW)
+    assert (begun, announced) == (background_compiler.GOING_ON, [])
+    assert background_compiler.standing(cache, now=NOW) == background_compiler.GOING_ON
+    assert compiler.compilation(cache) == compiler.Compilation()
+    assert os.listdir(cache.records) == [], "it was not begun"
     os.close(lock)
-    assert compiler.holder(cache) is None
+    assert compiler.compilation(cache) is None
     assert "not been compiled" in background_compiler.standing(cache, now=NOW)
 
 
 def test_the_holder_of_the_lock_is_never_one_that_held_it_before(cache: Cache) -> None:
     os.makedirs(cache.directory)
-    (Path(cache.directory) / "lock").write_text("4194304")
+    (Path(cache.directory) / "lock").write_text("4194304 1 2 module")
     lock = compiler.try_lock(cache)
     assert lock is not None
-    assert compiler.holder(cache) == 0
+    assert compiler.compilation(cache) == compiler.Compilation()
+    compiler.report(lock, compiler.Compilation(17, 10, 12, "counting-javascript-0"))
+    compiler.report(lock, compiler.Compilation(17, 1, 2, "module"))
+    assert compiler.compilation(cache) == compiler.Compilation(17, 1, 2, "module"), "nor is what it said before"
     os.close(lock)
 
 
 def test_with_little_memory_it_is_not_begun(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background_compiler, "available_memory", lambda: 3 << 30)
-    assert "3072 MB" in background_compiler.begin(cache, words(cache), now=NOW)
-    assert not os.path.exists(cache.records)
+    assert "3072 MB" in background_compiler.begin(cache, words(cache), quietly, now=NOW)
+    assert os.listdir(cache.records) == []
 
 
 def test_where_it_may_not_write_it_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert "cannot be compiled" in background_compiler.begin(Cache(str(tmp_path / "file" / "cache"), str(tmp_path), "k"), [], now=NOW)
+    cache = Cache(str(tmp_path / "file" / "cache"), str(tmp_path), "k")
+    assert "cannot be compiled" in background_compiler.begin(cache, [], quietly, now=NOW)
 
 
 @pytest.fixture
@@ -180,7 +189,7 @@ def test_who_may_choose_runs_at_once_and_finds_it_compiled_later(own: Callable[[
     runtimes = Runtimes("auto", registry_of(process=lambda: process, wasm=lambda: wasm), background=True, clock=lambda: now[0])
     chosen = runtimes.choose(locked(), question).route
     assert (chosen.runtime, chosen.passed_over) == ("process", (("wasm", f"not available: {background_compiler.GOING_ON}"),))
-    assert wasm.compiler is not None
+    assert wasm.compilation is not None
     with pytest.raises(RuntimeUnavailable, match="is being compiled") as refusal:
         run(wasm, "print(1)")
     assert "agent-sandbox setup" in refusal.value.hint
@@ -221,7 +230,7 @@ from agent_sandbox.runtime.wasm import background_compiler as background
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
 from tests.runtime.wasm.test_background_compiler import Gateway
 background.argv_for = Gateway(Path(sys.argv[1])).argv_for
-print(WasmRuntime(*sys.argv[2:]).compile_in_background())
+print(WasmRuntime(*sys.argv[2:]).compile_in_background(lambda line: print(line, file=sys.stderr)))
 """
 
 
@@ -229,11 +238,13 @@ def test_the_compiling_process_is_nobodys_child_and_last_in_every_queue(own: Cal
     wasm = own()
     command = [sys.executable, "-c", BEGIN, gate.name, *wasm._directories]
     started = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=True)
-    assert (started.stdout, started.stderr) == (f"{background_compiler.GOING_ON}\n", "")
+    assert started.stdout == f"{background_compiler.GOING_ON}\n"
     pid = 0
-    while not pid and wasm.compiler is not None:  # from its first moment it holds the lock, and soon says who it is
-        pid = wasm.compiler or 0
+    if (state := wasm.compilation) is not None:
+        pid = state.pid
     assert pid, "it has outlived who began it"
+    assert started.stderr.count("\n") == 1 and f"kill {pid}" in started.stderr and "after this program ends" in started.stderr
+    assert f"process {pid}" in wasm.standing, "doctor says so, too"
     with open(f"/proc/{pid}/stat") as stat:
         fields = stat.read().rpartition(")")[2].split()
     assert (os.sched_getscheduler(pid), os.getpriority(os.PRIO_PROCESS, pid)) == (os.SCHED_IDLE, 19)
@@ -247,6 +258,42 @@ def test_the_compiling_process_is_nobodys_child_and_last_in_every_queue(own: Cal
     assert not [name for name in os.listdir(wasm._cache.directory) if name.startswith("scratch-") or name.endswith(".new")]
 
 
+IN_PYTHON = "from agent_sandbox import Sandbox; print(Sandbox(runtime='auto').execute('print(1)').stdout)"
+COMMAND = "import sys; from agent_sandbox.cli.main import main; sys.exit(main(sys.argv[1:]))"
+LINE = ["code", "-", "-l", "python", "--runtime", "auto", "--throw-away"]
+
+
+@pytest.mark.parametrize(
+    ("words", "lines"),
+    [(["-c", COMMAND, *LINE], 1), (["-c", COMMAND, "--json", *LINE], 1), (["-c", COMMAND, "--quiet", *LINE], 0), (["-c", IN_PYTHON], 1)],
+    ids=["command line", "json", "quiet", "python"],
+)
+def test_who_starts_a_compilation_that_outlives_it_is_told_so_in_one_line(
+    own: Callable[[], WasmRuntime], tmp_path: Path, words: list[str], lines: int
+) -> None:
+    wasm = own()
+    for name, directory in zip(("shared/wasm/cache", "shared/wasm/records"), wasm._directories, strict=True):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).symlink_to(directory)
+    (tmp_path / "home/agent-sandbox").mkdir(parents=True)
+    (tmp_path / "home/agent-sandbox/wasm").symlink_to(wasm._directories[0])
+    (tmp_path / "state").mkdir(mode=0o700)
+    (tmp_path / "state/wasm").symlink_to(wasm._directories[1])  # for root the first two, for everybody else these
+    environment = {name: value for name, value in os.environ.items() if name != "AGENT_SANDBOX_NO_BACKGROUND"}
+    environment |= {"AGENT_SANDBOX_SHARED_CACHE": str(tmp_path / "shared"), "XDG_CACHE_HOME": str(tmp_path / "home")}
+    environment |= {"AGENT_SANDBOX_STATE": str(tmp_path / "state")}
+    command = [sys.executable, *words]
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, input="print(1)", capture_output=True, text=True, check=True)
+    told = [line for line in ran.stderr.splitlines() if "in the background" in line]
+    state = wasm.compilation
+    if state is not None:  # else it has ended already
+        os.kill(state.pid, signal.SIGKILL)
+        awaited(wasm._cache)
+        assert len(told) == 0 or f"kill {state.pid};" in told[0]
+    assert len(told) == lines and all(re.search(r"after this program ends \(process \d+; to stop it: kill \d+", line) for line in told)
+    assert "in the background" not in ran.stdout or "--json" in words, "standard output is the program's own"
+
+
 def test_setup_waits_for_what_goes_on_in_the_background(
     own: Callable[[], WasmRuntime], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -254,17 +301,17 @@ def test_setup_waits_for_what_goes_on_in_the_background(
     monkeypatch.setattr(Assembly, "wasm", lambda self: wasm)
     lock = compiler.try_lock(wasm._cache)
     assert lock is not None
-    waited: list[int] = []
+    waited: list[Compilation | None] = []
 
-    def look(pid: int, _: float) -> None:
+    def look(state: Compilation | None, _: float) -> None:
         if not waited:
             os.close(lock)
-        waited.append(pid)
+        waited.append(state)
 
     monkeypatch.setattr(setup, "_show", look)
     assert setup.compile_wasm()[0] == "ready"
     assert waited and wasm.ready
-    assert "in the background. Waiting" in capfd.readouterr().err
+    assert "by another process. Waiting" in capfd.readouterr().err
 
 
 def test_files_that_nobody_has_used_for_long_are_removed_and_others_stay(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def test_odd_files_beside_it_disturb_nobody(runtime: WasmRuntime) -> None:
     (directory / f"{'m' * 24}-module").symlink_to("/nowhere")
     (directory / "lock").unlink(missing_ok=True)
     os.mkfifo(directory / "lock")
-    assert runtime.compiler is None
+    assert runtime.compilation is None
     assert run(runtime).exit.code == 0
 
 

@@ -18,7 +18,7 @@ from agent_sandbox._fast.values import replace
 from agent_sandbox.workspace.changes import Change, ChangeSet, Kind
 from agent_sandbox.workspace.diff import compare as compare_module
 from agent_sandbox.workspace.diff.compare import DEFAULT, DiffLimits, Effort, Preview, Window, read_window
-from agent_sandbox.workspace.diff.formats import ADDED, REMOVED, SAME, Row, decoded, measured, side_by_side, summary, unified
+from agent_sandbox.workspace.diff.formats import ADDED, REMOVED, SAME, Block, Row, decoded, measured, side_by_side, summary, unified
 from agent_sandbox.workspace.digests import content_digest
 from agent_sandbox.workspace.merge import text as text_module
 from agent_sandbox.workspace.merge.text import split_lines
@@ -343,3 +343,17 @@ def test_a_rename_is_one_only_where_the_old_path_goes_away_with_it() -> None:
 def test_a_preview_of_nothing_is_its_title() -> None:
     change = Change("/f", Kind.MODE, Node(EntryType.FILE, 0o644, 0, 0), Node(EntryType.FILE, 0o755, 0, 0))
     assert [row.plain for row in unified(Preview(change))] == ["diff --git a/f b/f"]
+
+
+@given(LINES, LINES, LIMITS)
+def test_lines_that_are_put_together_are_the_same_text(old: bytes, new: bytes, limits: DiffLimits) -> None:
+    preview = preview_of(old, new)
+    apart = [row.plain for row in unified(preview, limits=limits)]
+    assert "\n".join(row.plain for row in unified(preview, limits=limits, blocks=True)).split("\n") == apart
+
+
+@pytest.mark.parametrize("line", [b"\x1b[31m", b"\r", b"tab\t", b"\xff", "\u202e".encode(), b"\x7f"])
+def test_a_line_that_must_be_escaped_is_never_put_together(line: bytes) -> None:
+    content = b"plain\n" + line + b"\nplain\n"
+    assert not any(isinstance(row, Block) for row in unified(preview_of(b"", content), blocks=True))
+    assert any(isinstance(row, Block) for row in unified(preview_of(b"", b"plain\nplain\n"), blocks=True))

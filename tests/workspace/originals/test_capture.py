@@ -18,7 +18,7 @@ from agent_sandbox.workspace.beneath import TooMany
 from agent_sandbox.workspace.nodes import EntryType
 from agent_sandbox.workspace.originals import files, runs
 from agent_sandbox.workspace.originals.capture import Budget, Captured, OriginalsWriter
-from agent_sandbox.workspace.reality import Base
+from agent_sandbox.workspace.reality import Base, is_settled
 from tests.workspace.layers.overlays import in_namespace
 from tests.workspace.originals.machine import Machine
 from tests.workspace.racing import deep_tree
@@ -300,3 +300,15 @@ def test_a_time_in_whole_seconds_proves_nothing_about_the_last_two(tmp_path: Pat
     status = SimpleNamespace(st_ctime_ns=ctime)
     assert writer.unmoved(status) is unmoved  # type: ignore[arg-type]
     assert writer.unmoved(None)
+
+
+def test_a_file_that_is_not_read_can_be_told_from_a_later_one_even_if_it_was_written_right_before_the_run(machine: Machine) -> None:
+    (machine.data / "huge").write_bytes(b"x" * 31)
+    machine.since = machine.began = runs.begin(machine.directory, (1,), now_ns=(machine.data / "huge").stat().st_ctime_ns + 1)
+    machine.edit(lambda merged: (merged / "huge").write_text("x"))
+    machine.keep(budget=Budget(read_file=30))
+    base = machine.base("/data/huge")
+    assert base.known and base.seen is not None and not base.seen.digest
+    assert is_settled(base.seen.ctime_ns, base.seen.looked_ns)
+    (machine.data / "huge").write_bytes(b"y" * 31)
+    assert not base.seen.untouched((machine.data / "huge").stat())

@@ -8,8 +8,8 @@ import time
 
 from agent_sandbox._fast.values import dataclass
 from agent_sandbox.assembly import here
-from agent_sandbox.cli.options import ApproveOptions
 from agent_sandbox.cli.parser import UsageError
+from agent_sandbox.cli.permission_options import ApproveOptions
 from agent_sandbox.cli.render.messages import Console, remark, reset_terminal
 from agent_sandbox.cli.results import VerbResult
 from agent_sandbox.engine.approvals.inbox import RUN_SECONDS, Inbox, Waiting

@@ -1,9 +1,13 @@
-"""`code`: run a source file in the project's sandbox. The file is read outside the sandbox, and its text is sent in."""
+"""`code`: run a source file in the project's sandbox. The file is read outside the sandbox, and its text is sent in.
+
+Python code runs as `python FILE` would: modules beside the file can be imported, and the packages of the active virtual environment.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 
 from agent_sandbox.cli.execute import perform
 from agent_sandbox.cli.options import CodeOptions
@@ -14,6 +18,7 @@ from agent_sandbox.engine.work import Code
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.action import LANGUAGES, canonical_language
 from agent_sandbox.policy.decide import LARGEST_SOURCE
+from agent_sandbox.runtime.base import ScriptFile
 
 _EXTENSIONS = {
     ".py": "python",
@@ -28,6 +33,7 @@ _EXTENSIONS = {
 _PROGRAMS = (("python", "python"), ("node", "javascript"), ("ruby", "ruby"), ("bash", "bash"), ("sh", "bash"))
 
 STANDARD_INPUT = "-"
+_VERSION = tuple(map(str, sys.version_info[:2]))
 
 
 def code(options: CodeOptions, console: Console) -> VerbResult:
@@ -35,7 +41,44 @@ def code(options: CodeOptions, console: Console) -> VerbResult:
     source = _read(options.file)
     language = language_of(options.language, options.file, source)
     stdin = b"" if options.file == STANDARD_INPUT else 0
-    return perform(options.run, Code(language, source, options.arguments), console, stdin=stdin)
+    file = script_file(options.file, console) if language == "python" else None
+    return perform(options.run, Code(language, source, options.arguments, file), console, stdin=stdin)
+
+
+def script_file(name: str, console: Console) -> ScriptFile | None:
+    """Return what an interpreter knows of the file that it runs; None for standard input and pipes, which have no place."""
+    if name == STANDARD_INPUT or not os.path.isfile(name):
+        return None
+    environment, version = active_environment(os.environ)
+    if environment and version != _VERSION:
+        here, there = ".".join(_VERSION), ".".join(version) or "of an unknown version"
+        console.note(
+            f"packages of {environment} are not used: it is for Python {there}, and code runs on Python {here} (use: run python {name})"
+        )
+        environment = ""
+    own = os.path.realpath(environment) == os.path.realpath(sys.prefix)
+    path = os.path.abspath(name)
+    return ScriptFile(name, path, os.path.dirname(os.path.realpath(path)), "" if own else environment)
+
+
+def active_environment(variables: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
+    """Return the active virtual environment and its version of Python; empty without one.
+
+    It is the one that VIRTUAL_ENV names or, without that, the one whose `python` is the first in PATH.
+    """
+    prefix = variables.get("VIRTUAL_ENV", "")
+    if not prefix:
+        for directory in variables.get("PATH", os.defpath).split(os.pathsep):
+            if any(os.access(os.path.join(directory, name), os.X_OK) for name in ("python", "python3")):
+                prefix = os.path.dirname(os.path.abspath(directory))
+                break
+    try:
+        with open(os.path.join(prefix, "pyvenv.cfg"), encoding="utf-8", errors="replace") as file:
+            settings = dict(line.partition("=")[::2] for line in file.read(1 << 16).splitlines())
+    except OSError:
+        return "", ()
+    known = {name.strip(): value.strip() for name, value in settings.items()}
+    return os.path.abspath(prefix), tuple((known.get("version") or known.get("version_info") or "").split(".")[:2])
 
 
 def _read(file: str) -> str:

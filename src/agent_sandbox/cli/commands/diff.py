@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from glob import escape
 from shlex import join
 from typing import Literal
 
 from agent_sandbox._fast.values import dataclass, replace
 from agent_sandbox.assembly import here
 from agent_sandbox.cli.caller import EscapedOutput, forwarding
-from agent_sandbox.cli.context import current_and_whole, object_runtime, policy_of
+from agent_sandbox.cli.context import current_and_whole, object_runtime, policy_of, working_directory
 from agent_sandbox.cli.execute import COULD_NOT_START, code_of, perform, refusal, say_how_it_ended
 from agent_sandbox.cli.options import CommandOptions, ShowOptions
+from agent_sandbox.cli.parser import UsageError
 from agent_sandbox.cli.render import pager
 from agent_sandbox.cli.render.changes import ShownChange, check_patterns, choice_of, gather, refuse_on_a_terminal, show
 from agent_sandbox.cli.render.colours import Painter
-from agent_sandbox.cli.render.messages import Console, Style, remark, shown
+from agent_sandbox.cli.render.messages import Console, remark, shown
+from agent_sandbox.cli.render.progress import progress_of
 from agent_sandbox.cli.render.protection import path_remarks, remarked
 from agent_sandbox.cli.results import OMITTED, Omitted, PathFacts, PathName, PathRemarks, VerbResult
 from agent_sandbox.engine.promote import Wanted, with_history
@@ -26,8 +31,9 @@ from agent_sandbox.engine.repositories import HistorySource, carry_history
 from agent_sandbox.engine.review import Review, reviewed
 from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.work import Command, Outcome, Work
-from agent_sandbox.errors import WorkspaceError
+from agent_sandbox.errors import PolicyError, WorkspaceError
 from agent_sandbox.policy.model import Policy
+from agent_sandbox.policy.paths import contains
 from agent_sandbox.runtime.base import ExitReason
 from agent_sandbox.workspace.changes import ChangeSet, Contents
 from agent_sandbox.workspace.diff.formats import HEADING, WARNING, Row, ours
@@ -39,6 +45,7 @@ from agent_sandbox.workspace.reality import Base
 from agent_sandbox.workspace.stored_sandbox import Stored
 
 _IN_MEMORY = 8 << 20
+_SHELL = frozenset(" \t\n|&;<>()$`\\\"'*?[]#~={}!")  # a word with one of these is a line for the shell
 _NAMED = 3  # paths of a protected kind; --json has all
 Write = Callable[[bytes], object]
 
@@ -92,6 +99,10 @@ def diff(options: CommandOptions, console: Console) -> VerbResult:
     """Show the changes in the project's sandbox, or those of a command on a throw-away clone."""
     check_patterns(options.show.only)
     refuse_on_a_terminal(options.show)
+    named = _paths_named(options) if options.diff else ()
+    if named:
+        patterns = tuple(map(escape, named))
+        options = replace(options, diff=False, throw_away=False, show=replace(options.show, only=(*options.show.only, *patterns)))
     if options.diff:
         return perform(options, Command(options.command), console, stdin=0)
     sandbox = current_and_whole(options.project, options.policy)
@@ -100,10 +111,16 @@ def diff(options: CommandOptions, console: Console) -> VerbResult:
     wanted = Wanted(choice_of(view.only, project), system=view.everything, caches=view.everything)
     hashed = view.form not in ("name-only", "patch")
     stored, policy = Stored(sandbox.state), policy_of(options.policy, sandbox.project)
-    with object_runtime() as runtime, reviewed(stored, policy, wanted, runtime, hashed=hashed) as review:
-        material = gather(view, project, review.everything, review.contents, review.former, review.digests)
+    with object_runtime() as runtime, progress_of(console) as progress, ExitStack() as ends:
+        review = ends.enter_context(reviewed(stored, policy, replace(wanted, progress=progress), runtime, hashed=hashed))
+        material = gather(view, project, review.everything, review.contents, review.former, review.digests, progress)
+        if named and not (material.files.project or material.files.elsewhere or material.files.noise):
+            console.note(f"no changes in {join(options.words)}; to run it as a command: agent-sandbox diff -- {join(options.words)}")
+        progress.begin("judging the changes")
         protection = _judged(ChangeSet(material.files.project), review, project, policy)
         result = replace(result, git=review.words, protected=_by_kind(protection), remarks=path_remarks(protection.remarks))
+        if sys.stdout.isatty() and view.form != "stat":
+            progress.end()
         with pager.output(paged=view.pager) as write:  # a reader who quits early is no failure
             _begin(view, write, result)
             result = result if show(view, material, write, console, review.words) else replace(result, problem="incomplete")
@@ -111,13 +128,41 @@ def diff(options: CommandOptions, console: Console) -> VerbResult:
             result = replace(result, digest=digest or OMITTED, no_digest=why_not or OMITTED)
             if hashed and view.form != "json":
                 for row in _promoting(options, digest, why_not):
-                    write(f"{Painter(Style.of_stdout().colours).line(row)}\n".encode())
+                    write(f"{Painter(console.style.colours).line(row)}\n".encode())
                 if not view.only and os.isatty(1):  # otherwise a program may be the only reader
                     review.remember()
             _end(view, write, result)
     for name, paths in protection.by_class().items() if console.shows and not console.quiet else ():
         remark(f"{len(paths):,} of the protected kind {name!r}: {CLASSES[name]}{_named(name, paths, protection, project)}")
     return result
+
+
+def _paths_named(options: CommandOptions) -> tuple[str, ...]:
+    """Return the paths that the words of the command line name; none if the words are a command.
+
+    A file is never run because its name was typed: words are paths if each is a file or directory, on the machine or in the sandbox's
+    changes. Raises `UsageError` for a word that is neither a path nor a program.
+    """
+    if not options.words:
+        return ()
+    paths = [os.path.normpath(os.path.join(working_directory(), word)) for word in options.words]
+    unknown = [number for number, path in enumerate(paths) if not os.path.lexists(path)]
+    if unknown:  # perhaps in the sandbox alone
+        changed: list[str] = []
+        with suppress(PolicyError):  # no sandbox can be kept here, in a home directory: then none has changes
+            sandbox = current_and_whole(options.project, options.policy)
+            changed = [change.path for change in Stored(sandbox.state).changes(policy_of(options.policy, sandbox.project))]
+        unknown = [number for number in unknown if not any(contains(paths[number], path) for path in changed)]
+    if not unknown:
+        return tuple(paths)
+    first = options.words[0]
+    if (len(options.words) == 1 and set(first) & _SHELL) or shutil.which(first) is not None:
+        return ()
+    word = options.words[unknown[0]]
+    if word.startswith("-"):
+        raise UsageError(f"{word} must stand before {first!r}", hint=f"agent-sandbox diff {word} {first}")
+    why = f"{word!r} is neither a path here nor a program" if word == first else f"{word!r} is no path here, and {first!r} is no program"
+    raise UsageError(why, hint=f"to run it all the same: agent-sandbox diff -- {join(options.words)}")
 
 
 def _judged(changes: ChangeSet, review: Review, project: str, policy: Policy) -> Protection:

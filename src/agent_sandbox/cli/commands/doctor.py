@@ -8,8 +8,9 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
+from agent_sandbox._fast.values import replace
 from agent_sandbox.assembly import here
-from agent_sandbox.cli.remedies import CheckRow, DoctorResult, Situation, idmapping_remedy, remedy
+from agent_sandbox.cli.remedies import OWN_PROC, CheckRow, DoctorResult, Situation, idmapping_remedy, remedy
 from agent_sandbox.cli.render.messages import human_size
 from agent_sandbox.engine.plan_launch import NATIVE, tools
 from agent_sandbox.engine.retry import on_a_plan_that_holds
@@ -30,7 +31,7 @@ from agent_sandbox.workspace.store import Store
 from agent_sandbox.workspace.view.plan import MachineFacts, plan_view
 
 LITTLE_SPACE = 64 * MIB
-_SHELL = ("/bin/sh", "-c", "echo works; : > /var/tmp/agent-sandbox-probe")
+_SHELL = "echo works; : > /var/tmp/agent-sandbox-probe."  # and a name that nobody else can have taken
 
 
 def throw_away() -> Trial:
@@ -81,10 +82,11 @@ def _launch(layers: Layers) -> Trial:
     state, keys = os.path.realpath(here().host.state), os.path.realpath(here().host.keys)
     policy = cloned(masks=default_masks(homes=here().host.homes, state_dirs=(state,), keys_dirs=(keys,)))
     runtime = ProcessRuntime(single_threaded=True)
+    program = Argv(("/bin/sh", "-c", _SHELL + os.urandom(8).hex()))
 
     def attempt() -> ProcessGuest:
         plan = plan_view(policy.files, tools(), layers, host=MachineFacts.look(), scratch_bytes=16 * MIB)
-        return runtime.launch(Launch(Argv(_SHELL), plan, "/", {"PATH": os.defpath}, CLONED_LIMITS, policy.requires))
+        return runtime.launch(Launch(program, plan, "/", {"PATH": os.defpath}, CLONED_LIMITS, policy.requires))
 
     try:
         with on_a_plan_that_holds(attempt) as guest:
@@ -135,7 +137,10 @@ def wasm() -> tuple[Trial, str]:
     if completed.stdout != b"works\n":
         said = completed.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         return Trial(False, f"its interpreter ended with {completed.exit.code}: {said}"), "please report this"
-    return Trial(True, f"a line of it ran in {completed.exit.usage.wall_seconds * 1000:.0f} ms"), ""
+    counting = "" if runtime.ready_to_count else "; for deterministic runs and limits on fuel, run: agent-sandbox setup"
+    if runtime.compilation is not None:
+        counting = f"; {runtime.standing}"
+    return Trial(True, f"a line of it ran in {completed.exit.usage.wall_seconds * 1000:.0f} ms{counting}"), ""
 
 
 _FULL_LANDLOCK = 6  # the first ABI with everything that the rules use
@@ -149,7 +154,7 @@ def doctor() -> DoctorResult:
 
 def examine(here: Situation) -> list[CheckRow]:
     """Run all checks of this machine, and return one row for each."""
-    cure = remedy(here)
+    cure = remedy(here, namespaces_work=probes.user_namespace().worked)
     tries: list[tuple[str, Callable[[], Trial], str, str]] = [
         ("user namespaces", probes.user_namespace, "rights of its own, none over the machine", cure),
         ("namespaces", probes.own_namespaces, "own processes, no network", cure),
@@ -166,12 +171,21 @@ def examine(here: Situation) -> list[CheckRow]:
     if here.root:
         tries.insert(5, ("idmapped mounts", probes.idmapped_root, "never the machine's root", idmapping_remedy(here)))
     rows = [_required(name, try_out(), gives, what_to_do) for name, try_out, gives, what_to_do in tries]
+    if next(row for row in rows if row.name == "a run").status == "ok":
+        rows = [_shared_proc(row) if row.name == "own /proc" else row for row in rows]
+    else:  # a kept run fails for the same reason
+        rows = [replace(row, remedy=cure) if row.name == "a kept run" and cure and row.status != "ok" else row for row in rows]
     images = [_images(here)] if here.root else []
     return [*rows, *images, _landlock(), _control_groups(), *(_interpreter(language) for language in LANGUAGES), _wasm()]
 
 
 def _required(name: str, trial: Trial, gives: str, what_to_do: str) -> CheckRow:
     return CheckRow(name, "ok" if trial.worked else "missing", gives, trial.said, "" if trial.worked else what_to_do)
+
+
+def _shared_proc(row: CheckRow) -> CheckRow:
+    """Return the row about /proc of a machine on which runs work: without a /proc of their own, they share the one around them."""
+    return row if row.status == "ok" else replace(row, status="weaker", remedy=OWN_PROC, required=False)
 
 
 def _images(here: Situation) -> CheckRow:

@@ -10,8 +10,9 @@ from agent_sandbox._fast.values import dataclass
 from agent_sandbox.assembly import here
 from agent_sandbox.cli.commands.approve import user_name
 from agent_sandbox.cli.context import policy_of, project_of
-from agent_sandbox.cli.options import ElevationOptions, GrantOptions, PolicyOptions, RevokeOptions
+from agent_sandbox.cli.options import PolicyOptions
 from agent_sandbox.cli.parser import UsageError
+from agent_sandbox.cli.permission_options import ElevationOptions, GrantOptions, RevokeOptions
 from agent_sandbox.cli.render.messages import Console, counted, remark, shown
 from agent_sandbox.cli.results import OMITTED, Omitted, VerbResult
 from agent_sandbox.engine.elevations import Raised
@@ -21,7 +22,7 @@ from agent_sandbox.policy.approval_rules import Word
 from agent_sandbox.policy.tokens import Pattern, spell
 from agent_sandbox.workspace.store import sandbox_id
 
-KINDS = ("run", "code", "promote", "undo", "call")  # the first word of a pattern
+KINDS = ("run", "code", "promote", "undo", "call", "file")  # the first word of a pattern
 
 
 @dataclass(frozen=True)

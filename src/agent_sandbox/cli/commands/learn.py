@@ -16,7 +16,7 @@ from agent_sandbox._fast.values import dataclass, replace
 from agent_sandbox.assembly import here
 from agent_sandbox.cli.caller import EscapedOutput, forwarding, guest_environment
 from agent_sandbox.cli.context import ProjectSandbox, ceiling_of, current_and_whole
-from agent_sandbox.cli.execute import code_of, directory_of, refusal, say_how_it_ended
+from agent_sandbox.cli.execute import code_of, directory_of, refusal, say_how_it_ended, variables_of
 from agent_sandbox.cli.options import PolicyVerbOptions
 from agent_sandbox.cli.render.messages import Console, remark
 from agent_sandbox.cli.results import VerbResult
@@ -121,7 +121,7 @@ def _learnt(options: PolicyVerbOptions, commands: tuple[Command, ...]) -> _Learn
     sandbox = current_and_whole(run.project, run.policy)
     project, home = sandbox.project.path, here().host.home
     ceiling = effective(ceiling_of(run.policy, sandbox.project), chosen(run.policy.files), home=home).policy
-    env, cwd = guest_environment(os.environ, run.env, home=home), directory_of(run, sandbox.project)
+    env, cwd = guest_environment(os.environ, variables_of(run), home=home), directory_of(run, sandbox.project)
     works = [Work(each, env, cwd=cwd, stdin=DEVNULL, collect=False, observe=True) for each in commands]
     own = next((layer for layer in layers_of(project).below if layer.origin.startswith(f"{project}/")), None)
     with _runtimes() as runtimes:

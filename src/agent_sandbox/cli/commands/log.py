@@ -3,30 +3,37 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
+from typing import NoReturn
 
-from agent_sandbox._fast.values import dataclass
+from agent_sandbox._fast.values import dataclass, replace
 from agent_sandbox.assembly import here
+from agent_sandbox.cli.caller import write_all
+from agent_sandbox.cli.context import project_of
 from agent_sandbox.cli.help import version
-from agent_sandbox.cli.options import LogOptions, LogVerifyOptions
-from agent_sandbox.cli.render.messages import Console, counted, remark, shown
+from agent_sandbox.cli.log_options import LogOptions, LogVerifyOptions
+from agent_sandbox.cli.render.messages import Console, complain, counted, remark, shown
 from agent_sandbox.cli.render.pager import output
 from agent_sandbox.cli.results import VerbResult
-from agent_sandbox.errors import LedgerBroken, LedgerUnavailable
+from agent_sandbox.errors import LedgerBroken, LedgerUnavailable, PolicyError
 from agent_sandbox.ledger import checkpoint as checkpoints
 from agent_sandbox.ledger.chain import entries, files
-from agent_sandbox.ledger.event import Checkpoint, Entry, Told
+from agent_sandbox.ledger.event import Checkpoint, Entry, Intent, Told
 from agent_sandbox.ledger.export import FURTHEST, document, exporter
-from agent_sandbox.ledger.query import Filter, Index, follow, select
+from agent_sandbox.ledger.query import Filter, Index, Survey, follow, select, survey
 from agent_sandbox.ledger.verify import Evidence, Report, evidence, examine
+from agent_sandbox.workspace.store import sandbox_id
 
 INDEX = "ledger.index"
 _WORTH_AN_INDEX = 8 << 20  # bytes; less is read as quickly
 _PAUSE_SECONDS = 0.2
 _LONGEST_NOTE = 4096
+_NAME_WIDTH = 28  # of the column of sandboxes, if the names are not known before the first line
 
 
 @dataclass(frozen=True)
@@ -47,21 +54,38 @@ class LogEntry:
     previous: str
     hash: str
     seal: str
+    ended: bool | None  # whether the end of the action is recorded; null for entries that are no action
 
 
 @dataclass(frozen=True)
 class LogResult(VerbResult):
     """Entries of the ledger.
 
-    `entries` is empty if the entries were already printed one by one.
+    `entries` is empty if the entries were already printed one by one. `elsewhere` is the number of matching entries of other projects.
+    `missing` says which entries the anchor knows and the ledger has lost; null if there are none.
     """
 
     kind = "log"
 
     entries: tuple[LogEntry, ...] = ()
+    elsewhere: int = 0
+    missing: str | None = None
+    recorded: bool = True  # whether the ledger has entries at all
+
+    @property
+    def code(self) -> int:
+        """1 if the ledger has lost entries; else 0."""
+        return 1 if self.missing else 0
 
     def text(self, console: Console) -> None:
-        """Print nothing: the entries were already printed."""
+        """Print what the entries, which were already printed, do not tell."""
+        sys.stdout.flush()
+        if self.missing:
+            complain(self.missing, "somebody removed it, or the machine lost power; see: agent-sandbox log verify")
+        elif not self.recorded:
+            remark("nothing has been recorded yet")
+        elif self.elsewhere:
+            console.note(f"{counted(self.elsewhere, 'entry', 'entries')} of other projects: agent-sandbox log --all")
 
 
 @dataclass(frozen=True)
@@ -123,63 +147,141 @@ class CheckpointResult(VerbResult):
 
 def log(options: LogOptions) -> LogResult:
     """Show, follow or export entries."""
-    path = here().ledger().path
+    ledger = here().ledger()
+    project = "" if options.everywhere else _sandbox_of(options.project)
     wanted = Filter(
         since=options.since,
         until=options.until,
         category=options.category,
         level=options.level,
         sandbox=options.sandbox,
+        project=project,
         allowed=False if options.denied else None,
         words=options.words,
     )
-    try:
-        if options.follow:
-            for line in _lines(select(follow(path, pause=lambda: time.sleep(_PAUSE_SECONDS)), wanted), options.form):
-                os.write(1, line.encode())
-            return LogResult()
-        selected = select(_entries(path, wanted, options.limit), wanted)
-        if options.collect:
-            return LogResult(tuple(LogEntry(**document(entry, told)) for entry, told in selected))
+    known = _anchored(ledger.keys)  # before the ledger is read: entries written meanwhile are not missing
+    lines = _Lines(options.form, everywhere=not project)
+    newest, facts = _search(ledger.path, wanted, options.limit)
+    lines.unended = facts.unended
+    lines.width = _NAME_WIDTH if newest is None else max((len(told.sandbox) for _, told in newest), default=0)
+    selected = select(_read(ledger.path, entries(ledger.path)), wanted) if newest is None else newest
+    result = LogResult(
+        tuple(_facts_of(entry, told, facts.unended) for entry, told in selected) if options.collect else (),
+        facts.elsewhere,
+        _missing(ledger.path, facts.last, known),
+        recorded=facts.last > 0,
+    )
+    if options.follow:
+        _follow(ledger.path, selected, wanted, lines)
+    if not options.collect:
         with output(paged=options.pager) as write:
-            for line in _lines(selected, options.form):
-                write(line.encode())
+            write(lines.head.encode())
+            for entry, told in selected:
+                write(lines.line(entry, told).encode())
+    return result
+
+
+def _sandbox_of(named: str | None) -> str:
+    """Return the sandbox of the named project, or of the one that we are in; empty if we are in none."""
+    try:
+        return sandbox_id(project_of(named).path)
+    except PolicyError:
+        if named is not None:
+            raise
+        return ""
+
+
+def _anchored(keys: str) -> int:
+    """Return the number of the last entry that the anchor knows; 0 without an anchor."""
+    try:
+        anchor = evidence(keys).anchor
+    except OSError as error:
+        raise LedgerUnavailable(f"the anchor in {keys} cannot be read: {error.strerror or error}", hint="check who may read it") from error
+    return anchor.furthest.sequence if anchor is not None and anchor.furthest is not None else 0
+
+
+def _missing(path: str, last: int, known: int) -> str | None:
+    """Return a sentence about entries that the anchor knows and the ledger does not hold; None if there are none."""
+    if last >= known:
+        return None
+    if not files(path):
+        return f"the ledger {path} is missing: it had {counted(known, 'entry', 'entries')}"
+    return f"the ledger {path} has lost its end: it had {counted(known, 'entry', 'entries')}, and the last one here is {last}"
+
+
+def _read(path: str, found: Iterable[Entry]) -> Iterator[Entry]:
+    """Yield entries; none if there is no ledger. An error in reading becomes `LedgerUnavailable`; the reader's own errors do not."""
+    try:
+        yield from found
     except FileNotFoundError:
-        remark("nothing has been recorded yet")
-        return LogResult()
+        return
     except OSError as error:
         raise LedgerUnavailable(f"the ledger {path} cannot be read: {error.strerror or error}", hint="check who may read it") from error
-    return LogResult()
 
 
-def _entries(path: str, wanted: Filter, limit: int | None) -> Iterable[Entry]:
-    """Return the newest `limit` entries that match; without a limit, all entries, unfiltered."""
+def _search(path: str, wanted: Filter, limit: int | None) -> tuple[list[tuple[Entry, Told]] | None, Survey]:
+    """Survey the ledger. Return also the newest `limit` entries that match; None instead of all entries, which may be too many."""
     if limit is None:
-        return entries(path)
-    if not files(path):
-        raise FileNotFoundError(path)
+        return None, survey(_read(path, entries(path)), wanted)
     if sum(map(os.path.getsize, files(path))) >= _WORTH_AN_INDEX:
-        return Index(path, os.path.join(os.path.dirname(path), INDEX)).find(wanted, newest=limit)
-    return [entry for entry, _ in select(entries(path), wanted)][-limit:]
+        index = Index(path, os.path.join(os.path.dirname(path), INDEX))
+        found = list(_read(path, _indexed(index, wanted, limit)))
+        return list(select(found, wanted)), index.survey(wanted)
+    newest = deque[tuple[Entry, Told]](maxlen=limit)
+    facts = survey(_read(path, entries(path)), wanted, lambda entry, told: newest.append((entry, told)))
+    return list(newest), facts
 
 
-def _lines(selected: Iterable[tuple[Entry, Told]], form: str | None) -> Iterator[str]:
-    if form is None:
-        for entry, told in selected:
-            yield f"{_line(entry, told)}\n"
-        return
-    head, line = exporter(form, host=os.uname().nodename, version=version())
-    yield head
+def _indexed(index: Index, wanted: Filter, limit: int) -> Iterator[Entry]:
+    yield from index.find(wanted, newest=limit)
+
+
+def _follow(path: str, selected: Iterable[tuple[Entry, Told]], wanted: Filter, lines: _Lines) -> NoReturn:
+    """Print the selected entries, then each new one that matches, until interrupted."""
+    write_all(1, lines.head.encode())
+    last = 0
     for entry, told in selected:
-        yield line(entry, told)
+        write_all(1, lines.line(entry, told).encode())
+        last = entry.sequence
+    lines.unended = frozenset()  # the end of a new action may be still to come
+    new = _read(path, follow(path, pause=lambda: time.sleep(_PAUSE_SECONDS)))
+    for entry, told in select(new, replace(wanted, after=last)):
+        write_all(1, lines.line(entry, told).encode())
+    raise AssertionError("following has no end")
 
 
-def _line(entry: Entry, told: Told) -> str:
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.time)) if abs(entry.time) < FURTHEST else f"{entry.time:.0f}"
-    mark = "DENIED" if not told.allowed else "" if told.level in ("debug", "info") else told.level.upper()
-    why = f"  ({shown(told.why)})" if told.why and (mark or told.category == "ledger") else ""
-    ended = _facts(told) if told.category == "outcome" else ""
-    return f"{entry.sequence:>7}  {when}  {mark:8} {shown(told.category):10} {shown(told.action):12} {shown(told.target)}{ended}{why}"
+class _Lines:
+    """Entries as lines, for people or in an export format. `unended` are the actions whose end is not recorded."""
+
+    def __init__(self, form: str | None, *, everywhere: bool) -> None:
+        self.unended: frozenset[int] = frozenset()
+        self.width = _NAME_WIDTH
+        self._everywhere = everywhere
+        self._exported: Callable[[Entry, Told], str] | None = None
+        self.head = ""
+        if form is not None:
+            self.head, self._exported = exporter(form, host=os.uname().nodename, version=version())
+
+    def line(self, entry: Entry, told: Told) -> str:
+        """Return an entry as a line of text."""
+        if self._exported is not None:
+            return self._exported(entry, told)
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.time)) if abs(entry.time) < FURTHEST else f"{entry.time:.0f}"
+        unended = entry.sequence in self.unended
+        mark = "DENIED" if not told.allowed else "NO END" if unended else "" if told.level in ("debug", "info") else told.level.upper()
+        # In a list of all projects the whole name; else only whether it was a clone of the project's sandbox.
+        where = f"{shown(told.sandbox):{self.width}} " if self._everywhere else f"{shown(told.sandbox.partition('/')[2]):10} "
+        explained = told.why and (mark not in ("", "NO END") or told.category == "ledger")
+        why = f"  ({shown(told.why)})" if explained else ""
+        ended = _facts(told) if told.category == "outcome" else ""
+        unended_note = "  (no end is recorded: it was killed, or it still runs)" if unended else ""
+        what = f"{shown(told.category):10} {shown(told.action):12} {shown(told.target)}{ended}{why}{unended_note}"
+        return f"{entry.sequence:>7}  {when}  {mark:8} {where}{what}\n"
+
+
+def _facts_of(entry: Entry, told: Told, unended: frozenset[int]) -> LogEntry:
+    ended = entry.sequence not in unended if isinstance(entry.event, Intent) else None
+    return LogEntry(**document(entry, told), ended=ended)
 
 
 def _facts(told: Told) -> str:
@@ -195,10 +297,12 @@ def log_verify(options: LogVerifyOptions) -> LogVerifyResult:
     keys = options.keys or ("" if file is not None else ledger.keys)
     notes = tuple(_note(name) for name in options.checkpoints)
     try:
-        if not files(path):
+        if not files(path) and not (keys and _anchored(keys)):
             raise LedgerUnavailable(f"there is no ledger at {path}", hint="it begins with the first action")
         known = evidence(keys, notes, options.public_key) if keys else Evidence(notes=notes, public_key=options.public_key)
         report = examine(path, known)
+        if file is not None and not (report.entries or report.fault or report.missing):
+            raise LedgerBroken(f"{path} is not a ledger: it holds no entry", hint="name a file such as ledger.jsonl")
         if file is None:
             with suppress(FileNotFoundError):  # `log` then builds its index again, from the examined entries
                 os.unlink(os.path.join(os.path.dirname(path), INDEX))

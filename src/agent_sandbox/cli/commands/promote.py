@@ -15,11 +15,12 @@ from agent_sandbox.cli.options import PromoteOptions, ShowOptions
 from agent_sandbox.cli.render import pager
 from agent_sandbox.cli.render.changes import check_patterns, gather, show
 from agent_sandbox.cli.render.colours import Painter
-from agent_sandbox.cli.render.messages import Console, Style, counted, remark, reset_terminal, say, shown
+from agent_sandbox.cli.render.messages import Console, counted, remark, reset_terminal, say, shown
+from agent_sandbox.cli.render.progress import progress_of
 from agent_sandbox.cli.render.protection import path_remarks, remarked
 from agent_sandbox.cli.results import (
+    NOT_APPROVED,
     OMITTED,
-    DeclinedResult,
     Omitted,
     PathFacts,
     PathName,
@@ -27,6 +28,7 @@ from agent_sandbox.cli.results import (
     PathRemarks,
     PromotionFacts,
     VerbResult,
+    declined,
 )
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.promote import CarriedOver, PromotionProposal, Wanted, carry_out, proposed, refuse_unexpected, take_back
@@ -45,9 +47,9 @@ from agent_sandbox.workspace.stored_sandbox import Stored
 if TYPE_CHECKING:
     from typing import Literal
 
+    from agent_sandbox.workspace.promotion.journal import Journal
     from agent_sandbox.workspace.promotion.plan import Plan
 
-NOT_APPROVED = 3
 NEEDS_YES = "needs --yes (and --approve KIND for each protected kind)"
 _LISTED = 10  # paths under one heading; --json has all
 
@@ -121,7 +123,8 @@ def promote(options: PromoteOptions, console: Console) -> PromoteResult:
     try:
         stored = Stored(sandbox.state)
         recover(stored, gate)
-        return _promote(options, sandbox, stored, gate, wanted, console)
+        with progress_of(console) as progress:
+            return _promote(options, sandbox, stored, gate, replace(wanted, progress=progress), console)
     finally:
         gate.end()
 
@@ -136,6 +139,7 @@ def _promote(
 ) -> PromoteResult:
     with object_runtime() as runtime, proposed(stored, gate.policy, wanted, runtime) as proposal:
         plan = proposal.plan()
+        wanted.progress.end()
         mark, shown_before = ReviewMark.of(stored.state), ReviewMark.recall(stored.state)
         since = mark.since(shown_before) if shown_before is not None else ""
         if console.shows:
@@ -153,6 +157,7 @@ def _promote(
         if agreed is None:
             return _result(proposal, plan, since, "not-approved", f"not promoted: {NEEDS_YES}")
         done = carry_out(agreed, stored, gate, details=lambda: diff_for_approver(agreed))
+        wanted.progress.end()
         if console.shows and os.isatty(1):  # the layers are other ones now, and hold nothing that was not shown before
             ReviewMark.of(stored.state).remember(stored.state)
     if done.note:
@@ -161,18 +166,18 @@ def _promote(
 
 
 def undo(options: PromoteOptions, console: Console) -> VerbResult:
-    """Undo the last promotion."""
+    """Undo the last promotion. At a terminal, ask first; elsewhere --yes is needed, because real files are replaced."""
     sandbox = current(options.project)
     gate = _gate(options, sandbox)
     try:
         stored = Stored(sandbox.state)
         recover(stored, gate)
         journal = last(sandbox.state.promotions)
-        if journal is not None and not options.yes and console.asks:
-            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(journal.facts().get("started", 0.0))))
-            if not console.says_yes(f"Take back promotion {journal.number} of {when}?"):
-                return DeclinedResult("undo", NOT_APPROVED)
-        done = take_back(stored, gate)
+        question = f"Take back promotion {journal.number}{_begun(journal)}?" if journal is not None else ""
+        if journal is not None and (no := declined("undo", question, console, yes=options.yes)):
+            return no
+        with progress_of(console) as progress:
+            done = take_back(stored, gate, progress)
         if done.note:
             remark(done.note)
         now_in = None if done.snapshot else _snapshot_with_changes(stored, done)
@@ -180,6 +185,12 @@ def undo(options: PromoteOptions, console: Console) -> VerbResult:
         return UndoResult(promotion_facts(done), PathName(root), now_in)
     finally:
         gate.end()
+
+
+def _begun(journal: Journal) -> str:
+    """Return when a promotion was begun, for a question; "" if its record does not tell."""
+    started = journal.facts().get("started")
+    return f" of {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(started))}" if isinstance(started, float) and started > 0 else ""
 
 
 def _nothing(proposal: PromotionProposal) -> str:
@@ -210,7 +221,14 @@ def _show(proposal: PromotionProposal, plan: Plan, project: str, console: Consol
     summary = ShowOptions(form="stat", everything=True)
     if proposal.changes:
         reset_terminal()
-        material = gather(summary, proposal.root, proposal.changes, proposal.contents, digests=proposal.hashes.by_path())
+        material = gather(
+            summary,
+            proposal.root,
+            proposal.changes,
+            proposal.contents,
+            digests=proposal.hashes.by_path(),
+            progress=proposal.wanted.progress,
+        )
         show(summary, material, sys.stdout.buffer.write, console, proposal.history.words)
         sys.stdout.flush()
         if proposal.digest and not plan.refused:
@@ -277,14 +295,14 @@ def _ask(proposal: PromotionProposal, console: Console, *, selects: bool) -> Lit
     choices = "[y]es [n]o [d]iff [s]elect files" if selects else "[y]es [n]o [d]iff"
     question = f"Promote {counted(len(proposal.changes), 'change')} to {shown(proposal.root)}? {choices} "
     while (answer := console.answer(question)) in ("d", "diff"):
-        _page(proposal)
+        _page(proposal, console)
     return "yes" if answer in ("y", "yes") else "select" if selects and answer in ("s", "select") else "no"
 
 
-def _page(proposal: PromotionProposal) -> None:
+def _page(proposal: PromotionProposal, console: Console) -> None:
     """Show the whole diff of a proposal in the pager."""
     reset_terminal()
-    painter = Painter(Style.of_stdout().colours)
+    painter = Painter(console.style.colours)
     with pager.output() as write:
         for row in rows_for_approver(proposal):
             write(f"{painter.line(row)}\n".encode())

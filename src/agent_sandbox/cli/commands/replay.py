@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from agent_sandbox import replays
+from agent_sandbox._calls import ENVIRONMENT
 from agent_sandbox._fast.values import dataclass, replace
 from agent_sandbox.assembly import here
 from agent_sandbox.cli.caller import guest_environment
@@ -17,7 +18,6 @@ from agent_sandbox.cli.results import VerbResult
 from agent_sandbox.engine.records import Record, Recorder, departures, read, rules_of
 from agent_sandbox.engine.work import Work
 from agent_sandbox.policy.model import CLONED_LIMITS, Limits, Policy, cloned, locked, repeatable
-from agent_sandbox.sandbox import ENVIRONMENT
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def replay(options: ReplayOptions) -> ReplayResult:
     recorder = Recorder(Work(what, env, cwd=cwd, stdin=stdin, seed=record.seed, collect=False), salt=record.salt)
     try:
         # The project is the same as in the recorded run. Without it, the view would not show a project below /tmp.
-        project = project_of(options.project, cwd).path if policy.files.read else None
+        project = project_of(options.project, cwd, throw_away=True).path if policy.files.read else None
         outcome = here().session(here().gate(policy), runtimes, project=project).run(recorder.work)
     finally:
         here().wasm().close(leaving=True)

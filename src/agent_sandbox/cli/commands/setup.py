@@ -9,35 +9,37 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
-from agent_sandbox._fast.values import dataclass
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.assembly import here
 from agent_sandbox.cli.commands.doctor import examine
 from agent_sandbox.cli.remedies import CheckRow, DoctorResult, Situation
-from agent_sandbox.cli.render.messages import Console, shown
+from agent_sandbox.cli.render.messages import Console, counted, shown
 from agent_sandbox.cli.results import OMITTED, Omitted, PathName, VerbResult
 from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.kernel import usage
 from agent_sandbox.workspace.store import Store
 
-# The compiler reports no progress, but the processor time that it needs is much the same on most machines.
-_EXPECTED_CPU_SECONDS = 340.0
-_WHAT_TAKES_SO_LONG = """Compiling the WebAssembly interpreter, twice: as fast as it can be, and so that it counts what it executes.
-This happens once, and takes some minutes. Ordinary runs can use the first before the second is done."""
-_WIDTH = 30
+if TYPE_CHECKING:
+    from agent_sandbox.runtime.wasm.compiler import Compilation
+
+_WHAT_TAKES_SO_LONG = """Compiling the WebAssembly interpreters {for_whom}: Python and JavaScript, each as fast as it can be, and once more
+so that it counts what it executes. This happens once, on {cores}, and takes some minutes."""
 Compiled = Literal["ready", "not-installed", "failed", "skipped"]
 _LOOK_SECONDS = 0.25
 
 
 def compile_wasm() -> tuple[Compiled, str]:
     """Compile the WebAssembly interpreter, unless it is compiled already. Returns the outcome, and a message about it."""
+    host = here().host
     try:
         runtime = here().wasm()
-        if runtime.compiler is not None:
-            print("The WebAssembly interpreter is being compiled in the background. Waiting for that.", file=sys.stderr)
+        if runtime.compilation is not None:
+            print("The WebAssembly interpreter is being compiled by another process. Waiting for that.", file=sys.stderr)
         elif not runtime.ready_to_count:
-            print(_WHAT_TAKES_SO_LONG, file=sys.stderr)
+            for_whom = "for all users of this machine" if host.compiles_for_all else "for you"
+            print(_WHAT_TAKES_SO_LONG.format(for_whom=for_whom, cores=counted(_cores(), "processor")), file=sys.stderr)
         # Also where it seems ready: the compiler checks that.
-        code, said = _watched(runtime.building(counting=True), lambda: runtime.compiler)
+        code, said = _watched(runtime.building(counting=True), lambda: runtime.compilation)
         if code:
             return "failed", f"the WebAssembly interpreter could not be compiled: {said}"
     except RuntimeUnavailable as error:
@@ -47,10 +49,14 @@ def compile_wasm() -> tuple[Compiled, str]:
     return "ready", 'Python and JavaScript can run inside WebAssembly: Sandbox(runtime="wasm").'
 
 
-def _watched(command: list[str], compiler: Callable[[], int | None]) -> tuple[int, str]:
-    """Run the compiler `command`, with a progress bar on a terminal. Returns its exit code and the last line of its messages.
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
-    It waits if another process is already compiling. `compiler` returns the id of that process, whose progress is then shown.
+
+def _watched(command: list[str], state: Callable[[], Compilation | None]) -> tuple[int, str]:
+    """Run the compiler `command`, and show its progress on a terminal. Returns its exit code and the last line of its messages.
+
+    It waits if another process is already compiling. `state` returns the compilation that goes on, whoever does it.
     """
     began = time.monotonic()
     said = b""
@@ -61,7 +67,7 @@ def _watched(command: list[str], compiler: Callable[[], int | None]) -> tuple[in
                     _, said = child.communicate(timeout=_LOOK_SECONDS)
                     break
                 except subprocess.TimeoutExpired:
-                    _show(compiler() or child.pid, time.monotonic() - began)
+                    _show(state(), time.monotonic() - began)
         except BaseException:
             child.kill()
             raise
@@ -71,13 +77,13 @@ def _watched(command: list[str], compiler: Callable[[], int | None]) -> tuple[in
     return child.returncode, shown(said.decode(errors="replace").strip().rpartition("\n")[2])
 
 
-def _show(pid: int, seconds: float) -> None:
-    if not sys.stderr.isatty():
+def _show(state: Compilation | None, seconds: float) -> None:
+    """Show on a terminal which file is being made. The time is measured; how much is left inside a file, the engine does not tell."""
+    if not sys.stderr.isatty() or state is None or not state.step:
         return
-    stat = usage.read_stat(pid)
-    used = stat.own_ticks / os.sysconf("SC_CLK_TCK") if stat is not None else 0.0
-    done = int(_WIDTH * min(used / _EXPECTED_CPU_SECONDS, 0.99))
-    sys.stderr.write(f"\r[{'=' * done}{' ' * (_WIDTH - done)}] {seconds:.0f} s")
+    stat = usage.read_stat(state.pid)
+    used = f", {stat.own_ticks / os.sysconf('SC_CLK_TCK'):.0f} s of processor time" if stat is not None else ""
+    sys.stderr.write(f"\r\x1b[K{state.step} of {state.steps}: {state.what} ({seconds:.0f} s{used})")
     sys.stderr.flush()
 
 

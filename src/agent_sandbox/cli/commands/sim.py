@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from agent_sandbox._fast.values import dataclass, replace
 from agent_sandbox.assembly import here
 from agent_sandbox.cli.caller import EscapedOutput, forwarding
-from agent_sandbox.cli.commands.promote import NEEDS_YES, NOT_APPROVED, agreement, promotion_facts
+from agent_sandbox.cli.commands.promote import NEEDS_YES, agreement, promotion_facts
 from agent_sandbox.cli.context import current_and_whole, gate_for, object_runtime, policy_of, project_of, recover
 from agent_sandbox.cli.execute import code_of, refusal, say_how_it_ended
 from agent_sandbox.cli.options import CarryOutOptions, CommandOptions, PolicyOptions, ShowOptions
@@ -29,8 +29,8 @@ from agent_sandbox.cli.render.effects import (
     recorded,
     without_history,
 )
-from agent_sandbox.cli.render.messages import Console, Style, counted, remark, reset_terminal, shown
-from agent_sandbox.cli.results import OMITTED, Omitted, PathFacts, PathName, PromotionFacts, VerbResult
+from agent_sandbox.cli.render.messages import Console, counted, remark, reset_terminal, shown
+from agent_sandbox.cli.results import NOT_APPROVED, OMITTED, Omitted, PathFacts, PathName, PromotionFacts, VerbResult
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.review import diff_for_approver
 from agent_sandbox.engine.run import Session
@@ -178,7 +178,7 @@ def _print_plan(options: ShowOptions, plan: EffectPlan, material: Material, resu
             write_changes(write, shown_changes(material, plans_by_path(plan)))
             end_document(write, result)
             return
-        painter = Painter(Style.of_stdout().colours)
+        painter = Painter(console.style.colours)
         rest, apart = without_history(material)
         for row in opening(plan):
             write(f"{painter.line(row)}\n".encode())

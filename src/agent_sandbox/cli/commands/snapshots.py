@@ -7,8 +7,8 @@ import time
 from agent_sandbox._fast.values import dataclass
 from agent_sandbox.cli.context import ProjectSandbox, current_and_whole
 from agent_sandbox.cli.options import SandboxOptions
-from agent_sandbox.cli.render.messages import Console, shown
-from agent_sandbox.cli.results import PathName, VerbResult
+from agent_sandbox.cli.render.messages import Console, counted, shown
+from agent_sandbox.cli.results import PathName, VerbResult, declined
 from agent_sandbox.workspace.layers.history import Snapshot, tree
 from agent_sandbox.workspace.stored_sandbox import Stored
 
@@ -111,10 +111,14 @@ def rollback(options: SandboxOptions) -> RollbackResult:
     return RollbackResult(_about(sandbox), _facts(done.to), _facts(done.kept) if done.kept else None)
 
 
-def snapshots(options: SandboxOptions) -> SnapshotsResult:
-    """Remove the snapshots that the options name, and list the others."""
+def snapshots(options: SandboxOptions, console: Console) -> VerbResult:
+    """Remove the snapshots that the options name, and list the others. Removal is asked about at a terminal, and needs --yes elsewhere."""
     sandbox = current_and_whole(options.project, options.policy)
     stored = Stored(sandbox.state)
+    if options.names:
+        question = f"Forget {counted(len(options.names), 'snapshot')}: {', '.join(map(shown, options.names))}?"
+        if no := declined("snapshots --forget", question, console, yes=options.yes):
+            return no
     forgotten = tuple(_facts(stored.forget(name)) for name in options.names)
     history = stored.snapshots()
     listed = (

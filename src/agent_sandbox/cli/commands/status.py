@@ -10,7 +10,7 @@ from agent_sandbox._fast.values import dataclass
 from agent_sandbox.cli.context import Pending, ProjectSandbox, current_and_whole, pending_in, policy_of, sort
 from agent_sandbox.cli.options import SandboxOptions
 from agent_sandbox.cli.render.messages import Console, counted, human_size, remark, shown
-from agent_sandbox.cli.results import DeclinedResult, PathName, VerbResult
+from agent_sandbox.cli.results import PathName, VerbResult, declined
 from agent_sandbox.engine.plan_launch import remarks_on
 from agent_sandbox.errors import Busy, SandboxError
 from agent_sandbox.kernel import usage
@@ -168,11 +168,11 @@ def _holder(sandbox: ProjectSandbox) -> str:
 
 
 def reset(options: SandboxOptions, console: Console) -> VerbResult:
-    """Drop all changes in the sandbox. At a terminal, ask first."""
+    """Drop all changes and snapshots of the sandbox. At a terminal, ask first; elsewhere --yes is needed."""
     sandbox = current_and_whole(options.project, options.policy)
     pending = pending_in(sandbox, policy_of(options.policy, sandbox.project))
     known, existed = len(pending.changes), sandbox.state.exists
-    if existed and not options.yes and console.asks and not console.says_yes(f"Forget {counted(known, 'change')} in this sandbox?"):
-        return DeclinedResult("reset", 1)
+    if existed and (no := declined("reset", f"Forget {counted(known, 'change')} in this sandbox?", console, yes=options.yes)):
+        return no
     sandbox.state.reset()
     return ResetResult(PathName(sandbox.project.path), sandbox.state.id, None if pending.problem else known, existed)

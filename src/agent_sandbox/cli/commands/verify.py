@@ -74,7 +74,7 @@ class VerifyResult(VerbResult):
         return 0 if self.held else 1
 
     def text(self, console: Console) -> None:
-        _table(self.results, self.seconds)
+        _table(self.results, self.seconds, console.style)
 
 
 @dataclass(frozen=True)
@@ -251,9 +251,8 @@ def _facts(results: Sequence[ProbeResult], remedies: Mapping[str, Sequence[str]]
     )
 
 
-def _table(results: Sequence[ProbeFacts], seconds: float) -> None:
+def _table(results: Sequence[ProbeFacts], seconds: float, style: Style) -> None:
     """Print one line per probe and one column per kind of sandbox; then each result that did not pass, with its attack and evidence."""
-    style = Style.of_stdout()
     claims = {result.probe: result.claim for result in results}
     by_place = {(result.probe, result.box): result for result in results}
     boxes = [box for box in BOTH if any(result.box == box for result in results)]

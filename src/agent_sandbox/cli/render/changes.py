@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Literal
 
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, replace
@@ -12,7 +13,7 @@ from agent_sandbox.assembly import here
 from agent_sandbox.cli.context import SortedChanges, sort
 from agent_sandbox.cli.options import ShowOptions
 from agent_sandbox.cli.render.colours import Painter
-from agent_sandbox.cli.render.messages import Console, Style, counted
+from agent_sandbox.cli.render.messages import Console, counted
 from agent_sandbox.cli.results import OMITTED, Omitted
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.paths import contains, covering
@@ -48,6 +49,7 @@ from agent_sandbox.workspace.diff.formats import (
 )
 from agent_sandbox.workspace.diff.patch import NotInPatch, write_patch
 from agent_sandbox.workspace.escape import named
+from agent_sandbox.workspace.progress import NO_PROGRESS, Progress
 
 if TYPE_CHECKING:
     from agent_sandbox.engine.simulation.risk import Risk
@@ -67,9 +69,11 @@ class Material:
     limits: DiffLimits
     effort: Effort
     digests: Mapping[str, str]  # of new content, as far as they are known, by path
+    progress: Progress = NO_PROGRESS
 
     def preview(self, change: Change) -> Preview:
         """Compare the old and new content of a change. For a path that was renamed, give the new path instead."""
+        self.progress.advance(files=1)
         if change.kind is Kind.DELETED and change.path in self.renamed:
             return Preview(change, (*facts(change), f"renamed to {named(self.renamed[change.path])}"))
         return compare(change, self.contents, self.former, limits=self.limits, effort=self.effort, digests=self.digests)
@@ -91,6 +95,7 @@ def gather(
     contents: Contents,
     former: FormerContents | None = None,
     digests: Mapping[str, str] | None = None,
+    progress: Progress = NO_PROGRESS,
 ) -> Material:
     """Select the changes to show with these options. `former` supplies their old content; without it, the machine's present files do.
 
@@ -106,7 +111,7 @@ def gather(
     in_full = (*files.project, *files.elsewhere, *files.noise) if everything else files.project
     renamed = {change.renamed_from: change.path for change in in_full if change.renamed_from}
     limits, machine = EVERYTHING if everything else DEFAULT, MachineFiles()
-    return Material(project, files, contents, former or machine, renamed, machine, everything, limits, Effort(), digests or {})
+    return Material(project, files, contents, former or machine, renamed, machine, everything, limits, Effort(), digests or {}, progress)
 
 
 def choice_of(patterns: tuple[str, ...], project: str) -> Callable[[Change], bool]:
@@ -128,6 +133,8 @@ def show(options: ShowOptions, material: Material, write: Callable[[bytes], obje
 
     `history` are sentences about commits and branches. They are written in the formats for people, except for names alone.
     """
+    if options.form != "stat" and sys.stdout.isatty():  # the diff itself shows how far it is
+        material = replace(material, progress=NO_PROGRESS)
     if options.form == "json":
         from agent_sandbox.cli.render.json import write_changes  # only with --json
 
@@ -135,12 +142,20 @@ def show(options: ShowOptions, material: Material, write: Callable[[bytes], obje
         return True
     if options.form == "patch":
         return patch(material, write, console)
-    painter = Painter(Style.of_stdout().colours)
-    for row in rows(options, material, columns=_columns(), words=painter.colours):
-        write(f"{painter.line(row)}\n".encode())
+    painter = Painter(console.style.colours)
+    _write_lines(map(painter.line, rows(options, material, columns=_columns(), words=painter.colours)), write)
     for words in history if options.form != "name-only" else ():
         write(f"{painter.line(ours(HEADING, f'# {words}'))}\n".encode())
     return True
+
+
+def _write_lines(lines: Iterator[str], write: Callable[[bytes], object]) -> None:
+    """Write lines, many at a time: a call of the kernel for each of 400,000 lines takes seconds. The first lines are written soon."""
+    most = 1
+    while batch := list(islice(lines, most)):
+        batch.append("")
+        write("\n".join(batch).encode())
+        most = min(2 * most, _BATCH)
 
 
 def rows(show: ShowOptions, material: Material, *, columns: int, words: bool) -> Iterator[Row]:
@@ -151,13 +166,15 @@ def rows(show: ShowOptions, material: Material, *, columns: int, words: bool) ->
         return _sections(material, lambda changes: _summary(material, changes, columns))
 
     def in_full(changes: Iterable[Change]) -> Iterator[Row]:
+        changes = tuple(changes)
+        material.progress.begin("comparing", len(changes))
         for whole in changes:
             for change in material.one_by_one(whole):
                 preview = material.preview(change)
                 if show.form == "side-by-side":
                     yield from side_by_side(preview, columns, relative_to=material.project, limits=material.limits, words=words)
                 else:
-                    yield from unified(preview, relative_to=material.project, limits=material.limits, words=words)
+                    yield from unified(preview, relative_to=material.project, limits=material.limits, words=words, blocks=not words)
                 if change.inside and not material.everything:
                     yield ours(WARNING, "\\ its contents are listed with --all")
 
@@ -179,7 +196,10 @@ def _sections(material: Material, in_full: Callable[[Iterable[Change]], Iterator
 
 
 def _summary(material: Material, changes: Iterable[Change], columns: int) -> Iterator[Row]:
+    changes = tuple(changes)
+    material.progress.begin("comparing", len(changes))
     files = [measured(material.preview(each), material.name(each)) for change in changes for each in material.one_by_one(change)]
+    material.progress.end()
     return summary(files, columns)
 
 
@@ -203,6 +223,7 @@ def listed(change: Change) -> Row:
     return ours(FACT, f"{LETTERS[change.kind]} {named(change.path)}{more}{renamed}{hidden}")
 
 
+_BATCH = 500  # lines that are written at a time
 _COLUMNS = 120  # where there is no terminal to ask
 _NAMED = 10  # entries that a patch lacks, one by one
 _MOST_ENTRIES = 1_000_000  # of a deleted directory: a git patch must name each

@@ -27,6 +27,12 @@ class Console:
     quiet: bool = False
     shows: bool = True
     everything: bool = False
+    colour: str = "auto"  # or "always" or "never"
+
+    @property
+    def style(self) -> Style:
+        """The style for standard output."""
+        return Style(self.colour == "always" or (self.colour == "auto" and _wants_colours()))
 
     @property
     def asks(self) -> bool:
@@ -64,11 +70,6 @@ class Style:
 
     colours: bool
 
-    @classmethod
-    def of_stdout(cls) -> Style:
-        """Return the style for standard output: colours on a terminal, unless $NO_COLOR or $TERM says otherwise."""
-        return cls(sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb")
-
     def status(self, word: str, width: int) -> str:
         """Return a status word in its colour, padded to `width`."""
         return self._in(_OF_STATUS.get(word, ""), f"{word:<{width}}")
@@ -79,6 +80,16 @@ class Style:
 
     def _in(self, colour: str, text: str) -> str:
         return f"{colour}{text}{_RESET}" if self.colours and colour else text
+
+
+def _wants_colours() -> bool:
+    """Whether standard output gets colours: as $NO_COLOR, $CLICOLOR_FORCE and $CLICOLOR say, in this order; else on a terminal."""
+    ours = os.environ.get
+    if ours("NO_COLOR"):
+        return False
+    if ours("CLICOLOR_FORCE", "0") not in ("", "0"):
+        return True
+    return sys.stdout.isatty() and ours("TERM") != "dumb" and ours("CLICOLOR") != "0"
 
 
 def shown(text: str) -> str:

@@ -46,12 +46,16 @@ class Rule:
 
 @dataclass(frozen=True)
 class Issue:
-    """A pattern that was found, the line of its first match, and the permissions that together would lift it."""
+    """A pattern that was found, the line of its first match, and the permissions that together would lift it.
+
+    `tried` is the name that the program used, as the rule spells it: `pathlib.Path.write_text` for the pattern `open(`.
+    """
 
     pattern: str
     reason: str
     line: int
     granted_by: frozenset[CodeGrant] = frozenset()
+    tried: str = ""
 
 
 @dataclass(frozen=True)
@@ -86,11 +90,13 @@ class Matcher:
 
     def name(self, dotted: str) -> Rule | None:
         """Return the rule for a dotted name: its own rule, or else the rule of its nearest parent; None if there is none."""
-        while dotted:
-            if dotted in self._of:
-                return self._of[dotted]
+        return self._of.get(self.spelling(dotted))
+
+    def spelling(self, dotted: str) -> str:
+        """Return the name, or its nearest parent, that a rule spells; empty if there is none."""
+        while dotted and dotted not in self._of:
             dotted = dotted.rpartition(".")[0]
-        return None
+        return dotted
 
     def within(self, module: str) -> bool:
         """Return whether a rule matches some name in this module."""
@@ -103,10 +109,10 @@ class Findings:
     def __init__(self) -> None:
         self._issues: dict[str, Issue] = {}
 
-    def add(self, rule: Rule | None, line: int) -> None:
-        """Record that a rule matches on this line. None is ignored."""
+    def add(self, rule: Rule | None, line: int, tried: str = "") -> None:
+        """Record that a rule matches on this line, by the name that was tried. None is ignored."""
         if rule is not None and ((before := self._issues.get(rule.pattern)) is None or line < before.line):
-            self._issues[rule.pattern] = Issue(rule.pattern, rule.reason, line, rule.granted_by)
+            self._issues[rule.pattern] = Issue(rule.pattern, rule.reason, line, rule.granted_by, tried.removeprefix("builtins."))
 
     def result(self) -> Validation:
         """Return all issues, in the order of their lines."""
@@ -152,7 +158,7 @@ PYTHON = (
     Rule("compile(", "makes code out of text", ("compile(", "builtins.compile")),
     Rule(
         "open(",
-        "opens a file, and this sandbox shows none",
+        "uses a file, and this sandbox has none but those below /tmp",
         (
             *("open(", "builtins.open", "io.open", "io.FileIO", "_io.open", "_io.FileIO", "os.open", "codecs.open", "_pyio", "fileinput"),
             *_in("pathlib.Path", _PATH),

@@ -131,8 +131,9 @@ class _PythonMatcher:
         self._defined = source.definitions()
         self._modules = source.names.imported() | {"__builtins__"}
         self._of_name: dict[str, tuple[Rule, ...]] = {}
+        self._scratch = self._scratch_calls()
         self._loose: dict[str, int] = {}  # modules passed on as values, which are not traced further
-        self._attributes: dict[str, int] = {}  # with the last line of each
+        self._attributes: dict[tuple[str, bool], int] = {}  # with the last line of each; True for those of calls that stay below /tmp
         self._keys: dict[str, int] = {}  # attributes that are looked up by a string
 
     def match(self) -> None:
@@ -141,11 +142,27 @@ class _PythonMatcher:
             for node in self._source.kinds[kind]:
                 look(self, node)
         for module, line in self._loose.items():
-            for attribute, last in (self._keys | self._attributes).items():
+            for attribute, last in self._keys.items():
                 self._check(f"{module}.{attribute}", max(line, last))
+            for (attribute, scratch), last in self._attributes.items():
+                self._check(f"{module}.{attribute}", max(line, last), scratch=scratch)
 
-    def _check(self, dotted: str, line: int) -> None:
-        self._findings.add(self._match.name(own_name(dotted)), line)
+    def _scratch_calls(self) -> frozenset[int]:
+        """Return the nodes of calls that stay below /tmp, unless no rule about files is in force."""
+        if not any(CodeGrant.FILES in rule.granted_by for rule in self._match.rules):
+            return frozenset()
+        from agent_sandbox.policy.code.scratch import ScratchCalls
+
+        return ScratchCalls(self._source).found()
+
+    def _check(self, dotted: str, line: int, *, scratch: bool = False) -> None:
+        name = own_name(dotted)
+        self._add(self._match.name(name), line, self._match.spelling(name), scratch=scratch)
+
+    def _add(self, rule: Rule | None, line: int, tried: str, *, scratch: bool) -> None:
+        """Record a match. A rule about files does not match a call that stays below /tmp."""
+        if rule is not None and not (scratch and CodeGrant.FILES in rule.granted_by):
+            self._findings.add(rule, line, tried)
 
     def _note(self, rule: Rule, line: int) -> None:
         if rule.pattern in self._match.patterns:
@@ -166,10 +183,11 @@ class _PythonMatcher:
         attribute = node.attr
         if attribute in _INNARDS:
             self._note(REFLECTION, node.lineno)
-        self._attributes[attribute] = node.lineno
+        scratch = id(node) in self._scratch
+        self._attributes[attribute, scratch] = node.lineno
         if attribute in self._match.words:
             for name in self._names.origins(node):
-                self._check(name, node.lineno)
+                self._check(name, node.lineno, scratch=scratch)
 
     def name(self, node: ast.Name) -> None:
         """Check a bare name. The name of a module before a dot is skipped, because `a.b` is checked as a whole."""
@@ -177,12 +195,12 @@ class _PythonMatcher:
         if known is None:
             known = self._of_name[node.id] = self._rules_of(node)
         own = self._defined.get(node.id, node.lineno) < node.lineno
-        before_a_dot = self._source.is_before_a_dot(node)
+        before_a_dot, scratch = self._source.is_before_a_dot(node), id(node) in self._scratch
         for rule in () if own or (before_a_dot and node.id in self._modules) else known:  # then `a.b` says more than `a`
-            self._findings.add(rule, node.lineno)
+            self._add(rule, node.lineno, "", scratch=scratch)
         if not before_a_dot and not own:
             if self._source.is_called(node):  # even if it is bound elsewhere: that binding may never run
-                self._findings.add(self._match.function(node.id), node.lineno)
+                self._add(self._match.function(node.id), node.lineno, "", scratch=scratch)
             for module in self._names.origins(node) if node.id in self._modules else ():
                 self._loose[module] = node.lineno
 
@@ -196,12 +214,12 @@ class _PythonMatcher:
 
     def call(self, node: ast.Call) -> None:
         """Check the function of a call, and its result: `getattr(os, "system")`, `__import__("os")`, `vars(os).get("system")`."""
-        functions = self._names.origins(node.func)
+        functions, scratch = self._names.origins(node.func), id(node) in self._scratch
         if functions or isinstance(node.func, ast.Attribute | ast.Call):
             for name in self._names.origins(node):
-                self._check(name, node.lineno)
+                self._check(name, node.lineno, scratch=scratch)
         for name in functions:
-            self._findings.add(self._match.function(own_name(name)), node.lineno)
+            self._add(self._match.function(own_name(name)), node.lineno, own_name(name), scratch=scratch)
         if functions & _GETTERS and node.args:
             self._getter(node)
 

@@ -40,7 +40,11 @@ def run(payload: socket.socket, python: bool, ready: Callable[[], None]) -> NoRe
             write_script(f"{SCRIPTS}/{message['file']}", message["source"])
         if "argv" in message:
             _execute(message["argv"], message["env"])
-        script_runner.give(SCRIPT, message["env"], message["arguments"], message["cwd"])
+        script = message.get("script")
+        path, directory = (SCRIPT, message["cwd"]) if script is None else (script["path"], script["directory"])
+        script_runner.give(path, message["env"], message["arguments"], directory)
+        if script is not None:
+            sys.argv[0] = script["name"]
         if "talk" in message:
             speaker = Speaker(payload)
             names = inside.offered(message["talk"]["tools"], speaker.ask, codec.spell)
@@ -50,10 +54,12 @@ def run(payload: socket.socket, python: bool, ready: Callable[[], None]) -> NoRe
     except BaseException as error:
         refuse(payload, error)
     _forget_ourselves()
+    if script is not None and script["environment"]:
+        _use_environment(script["environment"])
     if speaker is not None and message["talk"]["turns"]:
         turns = inside.Turns(names, speaker.ask, codec.spell, script_runner.ended)
         script_runner.end(turns.main, turns.take())
-    script_runner.run(SCRIPT, message["source"], names)
+    script_runner.run(path, message["source"], names)
 
 
 def enter(directory: str) -> None:
@@ -100,6 +106,18 @@ def _forget_ourselves() -> None:
     """Remove our modules from `sys.modules`, so that the script does not find them imported."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "agent_sandbox"]:
         del sys.modules[name]
+
+
+def _use_environment(prefix: str) -> None:
+    """Give this interpreter the packages of a virtual environment, in place of those of the environment that it was started from."""
+    import site  # its files of paths name further directories, such as those of editable installs
+
+    if sys.prefix != sys.base_prefix:
+        sys.path[:] = [place for place in sys.path if not place.startswith(sys.prefix + "/")]
+    sys.prefix = sys.exec_prefix = prefix
+    sys.executable = os.path.join(prefix, "bin", "python")
+    for packages in filter(os.path.isdir, site.getsitepackages([prefix])):
+        site.addsitedir(packages)
 
 
 def write_script(path: str, source: str) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from agent_sandbox._fast.values import TYPE_CHECKING, assert_never, replace
-from agent_sandbox.errors import LaunchFailed, Overtaken
+from agent_sandbox.errors import LaunchFailed, Overtaken, RuntimeUnavailable
 from agent_sandbox.kernel import cgroups, ids, mount_plan, wire
 from agent_sandbox.kernel.wire import (
     GO,
@@ -263,6 +263,9 @@ class ProcessGuest:
             self._observer = observe(self._payload, asked, message["search"])
         if (why := self._answer.refusal()) is not None:
             raise LaunchFailed(f"the guest could not be confined: {why}", hint="run: agent-sandbox doctor")
+        if message["shares_proc"] and Guarantee.PROCESSES_INVISIBLE in self.launch.requires:
+            why = "the policy requires that other processes are invisible, and this machine refuses a /proc of its own"
+            raise RuntimeUnavailable(why, missing=(Guarantee.PROCESSES_INVISIBLE.value,), hint="run: agent-sandbox doctor")
         self._control.settimeout(None)
 
     def _init_is_there(self) -> bool:
@@ -278,8 +281,10 @@ class ProcessGuest:
                 message["argv"] = list(words)
             case Script(words=words, source=source, name=name, argv=arguments):
                 message.update(argv=[*words, f"{SCRIPTS}/{name}", *arguments], file=name, source=source)
-            case PythonCode(source=source, argv=arguments):
+            case PythonCode(source=source, argv=arguments, file=script):
                 message.update(file=PYTHON, source=source, arguments=list(arguments), **counted(self.launch))
+                if script is not None:
+                    message["script"] = dict(vars(script))
             case JavaScriptCode(source=source, argv=arguments):
                 message.update(file=JAVASCRIPT, source=source, arguments=list(arguments), **counted(self.launch))
             case _:

@@ -178,8 +178,8 @@ def kind_of(launch: Launch) -> tuple[bytes, bytes] | None:
         return None
     request = request_for(launch)
     plan: bytes = request.pop("plan")  # equal plans give the same object, so it is hashed once
-    hard = Guarantee.MEMORY_HARD in launch.requires
-    return plan, marshal.dumps((request, hard, launch.preload, launch.stdin == DEVNULL))
+    checked = [guarantee in launch.requires for guarantee in (Guarantee.MEMORY_HARD, Guarantee.PROCESSES_INVISIBLE)]  # when it is made
+    return plan, marshal.dumps((request, checked, launch.preload, launch.stdin == DEVNULL))
 
 
 def _without_secrets(launch: Launch) -> Launch:

@@ -103,7 +103,9 @@ def _support(name: str, seen: dict[str, str]) -> Support:
             if seen[guarantee.value] == "True":
                 given.add(guarantee)
             else:
-                missing[guarantee.value] = "a live guest saw that it does not hold"
+                why = "a /proc of its own is refused here, so it sees the processes around it"
+                other = "a live guest saw that it does not hold"
+                missing[guarantee.value] = why if guarantee is Guarantee.PROCESSES_INVISIBLE else other
     enforced, reasons = probes.control_group()
     if "memory" in enforced:
         given.add(Guarantee.MEMORY_HARD)

@@ -98,7 +98,7 @@ class ProcessRuntime:
         """Return "": this runtime can always be tried. A launch that this host cannot enforce fails with the reason."""
         return ""
 
-    def prepare(self) -> str:
+    def prepare(self, announce: Callable[[str], None]) -> str:
         """Return "": always ready."""
         return ""
 

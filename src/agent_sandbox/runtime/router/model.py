@@ -38,6 +38,7 @@ class Workload:
         read them. None if unknown.
     given: modules that every runtime provides for the code.
     goes_on: whether later turns follow, which the router has not read either.
+    placed: whether the code comes from a file and asks for its path, which a runtime with an interpreter of its own does not know.
     """
 
     language: str
@@ -46,6 +47,7 @@ class Workload:
     local: frozenset[str] | None = frozenset()
     given: frozenset[str] = frozenset()
     goes_on: bool = False
+    placed: bool = False
 
 
 @dataclass(frozen=True)

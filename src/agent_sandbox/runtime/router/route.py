@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from agent_sandbox._fast.values import dataclass
+from agent_sandbox._fast.values import dataclass, replace
 from agent_sandbox.policy.model import Guarantee
 from agent_sandbox.readers import shown
 from agent_sandbox.runtime.base import COMMAND
@@ -143,7 +143,8 @@ def read(work: Workload) -> ProgramNeeds:
     if work.language == "python":
         from agent_sandbox.runtime.router.needs import needs_of_python  # slow to load, and not needed for commands
 
-        return needs_of_python(work.source)
+        needs = needs_of_python(work.source)
+        return replace(needs, features={Feature.MACHINE: "__file__", **needs.features}) if work.placed else needs
     if work.language == "javascript":
         from agent_sandbox.runtime.router.needs import needs_of_javascript  # slow to load, and not needed for commands
 

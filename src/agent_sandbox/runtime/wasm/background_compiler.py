@@ -3,19 +3,21 @@
 The starting process takes the lock of the cache and passes it to the compiling process. So there is never a second compiling process, and a
 held lock means that compiling goes on. Each attempt is recorded in a file before it begins; success removes the file. A recorded attempt
 without a held lock has failed or was killed, and is retried after a delay that grows.
+
+The compiling process outlives the program that started it. So the caller announces it, with its process id, and `doctor` shows it.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from agent_sandbox.kernel.memory import available_memory
 from agent_sandbox.runtime.process.zygote import argv_for
 from agent_sandbox.runtime.wasm import compiler
-from agent_sandbox.runtime.wasm.cache import Cache
+from agent_sandbox.runtime.wasm.cache import Cache, Untrusted
 
 NEEDED_BYTES = 4 << 30  # of available memory: compiling takes 2.5 GiB, and must not push other processes out
 GOING_ON = "it is being compiled in the background"
@@ -23,13 +25,17 @@ _FIRST_WAIT, _LONGEST_WAIT = 600.0, 86400.0  # seconds
 _PROGRAM = "agent_sandbox.runtime.wasm.background_compiler"
 _LOCK = 3  # descriptor of the lock in the compiling process
 _REMEDY = "run: agent-sandbox setup"
+_ANNOUNCEMENT = (
+    "the WebAssembly interpreter is being compiled in the background, once, for some minutes, also after this program ends "
+    "(process {pid}; to stop it: kill {pid}; to forbid it: AGENT_SANDBOX_NO_BACKGROUND=1)"
+)
 
 
-def begin(cache: Cache, words: Sequence[str], *, now: float) -> str:
+def begin(cache: Cache, words: Sequence[str], announce: Callable[[str], None], *, now: float) -> str:
     """Start compiling in the background, and return a message about its state.
 
     Nothing is started while compiling goes on, shortly after a failure, or without enough available memory. `words` are the arguments of
-    `compiler`.
+    `compiler`. `announce` is called with one line if a process was started.
     """
     try:
         lock = compiler.try_lock(cache)
@@ -41,16 +47,32 @@ def begin(cache: Cache, words: Sequence[str], *, now: float) -> str:
             _start(cache, lock, words)
         finally:
             os.close(lock)
+    except Untrusted as error:
+        return f"it cannot be compiled: {error}"
     except OSError as error:
         return f"it cannot be compiled: {error.strerror} ({_REMEDY})"
+    state = compiler.compilation(cache)
+    if state is not None:  # else it has ended already
+        announce(_ANNOUNCEMENT.format(pid=state.pid))
     return GOING_ON
 
 
 def standing(cache: Cache, *, now: float) -> str:
     """Return a message about the state of compiling. Starts nothing."""
-    if compiler.holder(cache) is not None:
-        return GOING_ON
+    state = compiler.compilation(cache)
+    if state is not None:
+        return f"{GOING_ON}{progress(state)}"
+    if why := cache.distrust():
+        return f"it cannot be compiled: {why}"
     return _obstacle(cache, now) or f"it has not been compiled yet ({_REMEDY})"
+
+
+def progress(state: compiler.Compilation) -> str:
+    """Return the progress of a compilation and how to stop it, to follow a message; "" if nothing is known yet."""
+    if not state.pid:
+        return ""
+    step = f", {state.step} of {state.steps}: {state.what}" if state.step else ""
+    return f"{step}; process {state.pid}, to stop it: kill {state.pid}"
 
 
 def _obstacle(cache: Cache, now: float) -> str:
@@ -78,7 +100,6 @@ def _read_record(path: str) -> tuple[int, float, str]:
 
 
 def _start(cache: Cache, lock: int, words: Sequence[str]) -> None:
-    os.makedirs(cache.records, mode=0o700, exist_ok=True)
     path = _record_path(cache)
     failures, _, _ = _read_record(path)
     record = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -96,7 +117,8 @@ def _start(cache: Cache, lock: int, words: Sequence[str]) -> None:
 
 def main() -> None:
     """Run the compiling process: fork once, take the lowest priority, compile, and remove the record of the attempt."""
-    if os.fork():
+    if pid := os.fork():
+        compiler.report(_LOCK, compiler.Compilation(pid))  # before the program that waits for us announces it
         os._exit(0)
     os.nice(19)
     with suppress(OSError):

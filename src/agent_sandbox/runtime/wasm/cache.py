@@ -1,8 +1,11 @@
-"""The cache of compiled modules and images: files in a cache directory, each with its digest in the state directory.
+"""The cache of compiled modules and images: files in a cache directory, each with its digest in a directory of records.
 
-Loading a compiled module executes it, so it must be one that we made. Others may write to a cache directory, for instance a promoted change
-of a guest; the state directory is hidden from guests and private to the user. So a file counts only if its content has the digest recorded
-there. The digest is computed from the open file that is loaded, not from a name that may refer to another file by then.
+Loading a compiled module executes it, so it must be one that this user or root made. Nobody else may be able to write to either directory,
+nor to a directory above them (`ownership`). Records are hidden from guests; files may change by a promoted change of a guest. So a file
+counts only if its content has the digest recorded there. The digest is computed from the open file that is loaded, not from a name that
+may refer to another file by then.
+
+A cache may read other directories, too: what root has compiled, all users of the machine use.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from contextlib import contextmanager, suppress
 from typing import BinaryIO
 
 from agent_sandbox._fast.values import dataclass
+from agent_sandbox.runtime.wasm.ownership import distrust, distrust_file
 
 MODULE = "module"  # the Python interpreter
 JAVASCRIPT = "javascript"  # the JavaScript interpreter, for a zygote; its name in the cache changes with how it was patched
@@ -44,37 +48,53 @@ class CachedFile:
 
 @dataclass(frozen=True)
 class Cache:
-    """The cached files for one engine, configuration, interpreter and kind of machine, identified by `key`."""
+    """The cached files for one engine, configuration, interpreter and kind of machine, identified by `key`.
+
+    New files go to `directory`, and their digests to `records`. With `public`, all users may read them. `others` are pairs of such
+    directories that are only read.
+    """
 
     directory: str
     records: str
     key: str
+    others: tuple[tuple[str, str], ...] = ()
+    public: bool = False
 
     def entry(self, name: str) -> CachedFile | None:
-        """Return the cached file of this name; None if there is none. Its content is not checked yet."""
-        try:
-            with open(open_regular(self._record(name)), encoding="ascii") as file:
-                digest = file.read(65)
-        except (OSError, UnicodeDecodeError):
-            return None
-        path = self._path(name)
-        return CachedFile(path, digest) if len(digest) == 64 and _DIGITS.issuperset(digest) and os.path.exists(path) else None
+        """Return the cached file of this name; None if there is none where only root and this user can write. Its content is not checked
+        yet."""
+        for directory, records in ((self.directory, self.records), *self.others):
+            path = os.path.join(directory, f"{self.key}-{name}")
+            digest = _read_digest(os.path.join(records, f"{self.key}-{name}.sha256"))
+            if digest and os.path.exists(path) and not _distrust((directory, records)):
+                return CachedFile(path, digest)
+        return None
+
+    def distrust(self) -> str:
+        """Return why somebody else could write to the directories of new files; "" if only root and this user can."""
+        return _distrust((self.directory, self.records))
+
+    def make_directories(self) -> None:
+        """Make the directories of new files. Raises `Untrusted` if somebody else could write to them."""
+        for directory in (self.directory, self.records):
+            _make_directory(directory, 0o755 if self.public else 0o700)
+        if why := self.distrust():
+            raise Untrusted(why)
 
     def keep(self, name: str, write: Callable[[BinaryIO], object]) -> None:
         """Store a file, completely or not at all: write the content under another name, write its digest, then rename it.
 
-        Raises `Untrusted` if another user owns a directory or can write to it.
+        Raises `Untrusted` if somebody else could write to a directory.
         """
-        for directory in (self.directory, self.records):
-            os.makedirs(directory, mode=0o700, exist_ok=True)
-            _check_private(os.stat(directory), directory)
+        self.make_directories()
+        mode = 0o644 if self.public else 0o600
         new = f"{self._path(name)}.{os.getpid()}.new"
         try:
-            with _create(new) as file:
+            with _create(new, mode) as file:
                 write(file)
             with open(new, "rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
-            with _create(f"{self._record(name)}.new") as record:
+            with _create(f"{self._record(name)}.new", mode) as record:
                 record.write(digest.encode())
             os.rename(f"{self._record(name)}.new", self._record(name))
             os.rename(new, self._path(name))
@@ -103,7 +123,11 @@ class Cache:
         for entry in entries:
             with suppress(OSError):  # the file of another user, which all users share
                 os.utime(entry.path, (now, now))
-        for name in os.listdir(self.directory):
+        try:
+            names = os.listdir(self.directory)
+        except OSError:  # nothing was ever compiled here: others' files are used
+            return
+        for name in names:
             if len(name.partition("-")[0]) == _KEY_LENGTH:
                 with suppress(OSError):  # in use, or not ours to remove
                     _remove_unused(os.path.join(self.directory, name), os.path.join(self.records, f"{name}.sha256"), now)
@@ -139,9 +163,41 @@ def open_regular(path: str, flags: int = os.O_RDONLY) -> int:
     raise OSError(errno.EINVAL, "it is no regular file", path)
 
 
+def _read_digest(path: str) -> str:
+    """Return the digest in a record; "" if there is none."""
+    try:
+        with open(open_regular(path), encoding="ascii") as file:
+            digest = "" if distrust_file(os.fstat(file.fileno()), path) else file.read(65)
+    except (OSError, UnicodeDecodeError):
+        return ""
+    return digest if len(digest) == 64 and _DIGITS.issuperset(digest) else ""
+
+
+def _distrust(directories: Iterable[str]) -> str:
+    for directory in directories:
+        try:
+            why = distrust(directory)
+        except OSError as error:
+            why = f"{directory}: {error.strerror}"
+        if why:
+            return why
+    return ""
+
+
+def _make_directory(path: str, mode: int) -> None:
+    """Make a directory and those above it, whatever the umask is. Directories that exist stay as they are."""
+    if os.path.isdir(path):
+        return
+    _make_directory(os.path.dirname(path), mode)
+    with suppress(FileExistsError):  # another process was quicker
+        os.mkdir(path, 0o700)
+        os.chmod(path, mode)
+
+
 @contextmanager
-def _create(path: str) -> Iterator[BinaryIO]:
+def _create(path: str, mode: int) -> Iterator[BinaryIO]:
     with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb") as file:
+        os.fchmod(file.fileno(), mode)  # whatever the umask is
         yield file
         file.flush()
         os.fsync(file.fileno())
@@ -159,7 +215,8 @@ def checked(entry: CachedFile, copy: Callable[[bytes], object] | None = None) ->
         raise Untrusted(f"{entry.path}: {error.strerror}") from error
     try:
         status = os.fstat(fd)
-        _check_private(status, entry.path)
+        if why := distrust_file(status, entry.path):
+            raise Untrusted(why)
         if status.st_size > _LARGEST:
             raise Untrusted(f"{entry.path} is not what was made here: it is far too large")
         digest = hashlib.sha256()
@@ -181,8 +238,3 @@ def sound(entry: CachedFile) -> bool:
             return True
     except Untrusted:
         return False
-
-
-def _check_private(status: os.stat_result, path: str) -> None:
-    if status.st_uid not in (0, os.geteuid()) or stat.S_IMODE(status.st_mode) & 0o022:
-        raise Untrusted(f"{path} belongs to somebody else, or can be written by others")

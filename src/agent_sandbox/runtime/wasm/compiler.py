@@ -1,21 +1,23 @@
 """The compiler program: compile the interpreters and make images, in a process of its own.
 
 Compiling takes a minute, two gigabytes of memory and every core. One process compiles at a time. A second one waits for the lock, finds
-that all files exist, and ends.
+that all files exist, and ends. The engine reports no progress inside a module, so what is told is the step: which file is being made.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
 
-from agent_sandbox._fast.values import TYPE_CHECKING
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.runtime.wasm.cache import COUNTING, MODULE, SCRATCH, Cache, Untrusted, checked, open_regular, sound
+from agent_sandbox.runtime.wasm.cache import JAVASCRIPT as JAVASCRIPT_FILE
 from agent_sandbox.runtime.wasm.javascript.module_patch import adapted
 from agent_sandbox.runtime.wasm.recipe import IMAGES, INTERPRETER, JAVASCRIPT, Package, javascript_stored_as, preparation, stored_as
 from agent_sandbox.runtime.wasm.view import LIBRARY_INSIDE
@@ -27,12 +29,11 @@ if TYPE_CHECKING:
 def main() -> None:
     """Make the compiled files that are missing or damaged.
 
-    Arguments: the search path of packages, the fields of `Cache`, the wanted module, and the fields of `Package`. The counting module is
+    Arguments: the search path of packages, a `Cache` as `encoded`, the wanted module, and the fields of `Package`. The counting module is
     made last, after the files that every run needs.
     """
     cache, modules, package = _parse_arguments(sys.argv[1:])
-    names = (name for module in modules for name in (module, _javascript(package, module)))
-    if all(_loaded(cache, name) is not None for name in names) and not _missing(cache) and not cache.debris():
+    if not _missing(cache, package, modules) and not cache.debris():
         return
     with open(_open_lock(cache), "wb", buffering=0) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -40,17 +41,65 @@ def main() -> None:
 
 
 def make(words: list[str], lock: int) -> None:
-    """Make the files, as `main` does, for a caller that holds `lock`."""
+    """Make the files, as `main` does, for a caller that holds `lock`. The lock file tells others the progress: see `compilation`."""
     cache, modules, package = _parse_arguments(words)
-    os.truncate(lock, 0)
-    os.pwrite(lock, str(os.getpid()).encode(), 0)  # for `holder`, so that others can see the progress
+    report(lock, Compilation(os.getpid()))
     cache.clear_debris()
-    for module in modules:
-        _build(cache, package, module)
+    missing = _missing(cache, package, modules)
+    for step, name in enumerate(missing, 1):
+        report(lock, Compilation(os.getpid(), step, len(missing), name.partition("-")[0] if name in _images() else name))
+        _make(cache, package, name)
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """A running compilation: the id of its process, and which of how many files it is making. 0 stands for "not known yet"."""
+
+    pid: int = 0
+    step: int = 0
+    steps: int = 0
+    name: str = ""  # the name of that file in the cache
+
+    @property
+    def what(self) -> str:
+        """The file that is being made, in words."""
+        counting = ", counting instructions" if self.name.startswith(COUNTING) else ""
+        if JAVASCRIPT_FILE in self.name:
+            return f"the JavaScript interpreter{counting}"
+        return f"the Python interpreter{counting}" if self.name in (MODULE, COUNTING) else f"the memory image {self.name!r}"
+
+
+def report(lock: int, state: Compilation) -> None:
+    """Write the progress into the lock file."""
+    text = f"{state.pid} {state.step} {state.steps} {state.name}".encode()
+    os.pwrite(lock, text.ljust(len(os.pread(lock, 200, 0))), 0)  # in one piece: a reader sees the old text or the new one
+
+
+def compilation(cache: Cache) -> Compilation | None:
+    """Return the compilation that goes on in the directory of new files; None if there is none."""
+    try:
+        lock = open_regular(f"{cache.directory}/lock")
+    except OSError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return None
+    except BlockingIOError:
+        return _read_report(os.pread(lock, 200, 0))
+    finally:
+        os.close(lock)
+
+
+def _read_report(text: bytes) -> Compilation:
+    try:
+        pid, step, steps, *name = text.decode("ascii").split()
+        return Compilation(int(pid), int(step), int(steps), *name)
+    except (ValueError, TypeError):
+        return Compilation()
 
 
 def try_lock(cache: Cache) -> int | None:
-    """Take the lock and return its descriptor, or None if another process holds it. Raises OSError.
+    """Take the lock and return its descriptor, or None if another process holds it. Raises OSError and `Untrusted`.
 
     The lock is held until every copy of the descriptor is closed.
     """
@@ -64,53 +113,51 @@ def try_lock(cache: Cache) -> int | None:
     return lock
 
 
-def holder(cache: Cache) -> int | None:
-    """Return the id of the process that is compiling, 0 if it has not written its id yet, None if there is none."""
-    try:
-        lock = open_regular(f"{cache.directory}/lock")
-    except OSError:
-        return None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return None
-    except BlockingIOError:
-        pid = os.pread(lock, 20, 0)
-        return int(pid) if pid.isdigit() else 0
-    finally:
-        os.close(lock)
+def encoded(cache: Cache) -> str:
+    """Return a cache as one argument of this program."""
+    return json.dumps([cache.directory, cache.records, cache.key, cache.others, cache.public])
 
 
 def _parse_arguments(words: list[str]) -> tuple[Cache, Sequence[str], Package]:
-    _, packages, directory, records, key, wanted, *package = words
+    _, packages, encoded_cache, wanted, *package = words
     sys.path.extend(path for path in packages.split(os.pathsep) if path and path not in sys.path)
-    return Cache(directory, records, key), tuple(dict.fromkeys((MODULE, wanted))), Package(*package)
+    directory, records, key, others, public = json.loads(encoded_cache)
+    # What is compiled for all users must be where all find it.
+    cache = Cache(directory, records, key, () if public else tuple((each, digests) for each, digests in others), public)
+    return cache, tuple(dict.fromkeys((MODULE, wanted))), Package(*package)
 
 
 def _open_lock(cache: Cache) -> int:
-    os.makedirs(cache.directory, mode=0o700, exist_ok=True)
+    """Open the lock file. Only its owner can: with a lock of its own, another user could stop root from compiling."""
+    cache.make_directories()
     return open_regular(f"{cache.directory}/lock", os.O_RDWR | os.O_CREAT)
 
 
-def _build(cache: Cache, package: Package, module: str) -> None:
-    javascript = _javascript(package, module)
-    if _loaded(cache, javascript) is None:
-        _compile(cache, javascript, adapted(_read(package.javascript, package.javascript_digest, JAVASCRIPT)))
-    machine = _loaded(cache, module)
-    if machine is None:
-        _compile(cache, module, _read(package.module, package.digest, INTERPRETER))
-        machine = _loaded(cache, module)
-        assert machine is not None
-    missing = _missing(cache)
-    if missing:
-        _make_images(cache, machine, package, missing)
+def _missing(cache: Cache, package: Package, modules: Sequence[str]) -> list[str]:
+    """Return the names of the files that are missing or damaged, in the order in which they are made."""
+    names: list[str] = []
+    for module in modules:
+        names += [name for name in (_javascript(package, module), module) if _loaded(cache, name) is None]
+        names += [name for name in _images() if name not in names and ((entry := cache.entry(name)) is None or not sound(entry))]
+    return names
+
+
+def _images() -> dict[str, str]:
+    """Return the images by their names in the cache."""
+    return {stored_as(image): image for image in IMAGES}
+
+
+def _make(cache: Cache, package: Package, name: str) -> None:
+    if image := _images().get(name):
+        _make_image(cache, package, image)
+    elif name in (MODULE, COUNTING):
+        _compile(cache, name, _read(package.module, package.digest, INTERPRETER))
+    else:
+        _compile(cache, name, adapted(_read(package.javascript, package.javascript_digest, JAVASCRIPT)))
 
 
 def _javascript(package: Package, module: str) -> str:
     return javascript_stored_as(package.javascript_digest, counting=module == COUNTING)
-
-
-def _missing(cache: Cache) -> list[str]:
-    return [name for name in IMAGES if (entry := cache.entry(stored_as(name))) is None or not sound(entry)]
 
 
 def _loaded(cache: Cache, name: str) -> WasmMachine | None:
@@ -144,18 +191,20 @@ def _compile(cache: Cache, name: str, module: bytes) -> None:
     cache.keep(name, lambda file: file.write(code))
 
 
-def _make_images(cache: Cache, machine: WasmMachine, package: Package, names: list[str]) -> None:
+def _make_image(cache: Cache, package: Package, image: str) -> None:
     from agent_sandbox.runtime.wasm.machine import DeterministicSettings  # loads wasmtime
 
+    machine = _loaded(cache, MODULE)
+    if machine is None:
+        raise SystemExit("the compiled interpreter cannot be loaded")
     with tempfile.TemporaryDirectory(dir=cache.directory, prefix=SCRATCH) as scratch:
         library, view = f"{scratch}/library", f"{scratch}/view"
         os.mkdir(library)
         os.mkdir(view)
         shutil.copyfile(package.library, f"{library}/{package.library_name}")
-        for name in names:
-            # Deterministic: an image must not contain the time and the random numbers of its maker.
-            instance = machine.instance(((library, LIBRARY_INSIDE), (view, "/")), DeterministicSettings(0, None, lambda *_: None))
-            if instance.run(preparation(name)) != 0:
-                raise SystemExit(f"the interpreter could not be prepared for the image {name!r}")
-            image = instance.memory()
-            cache.keep(stored_as(name), lambda file, image=image: file.write(image))  # type: ignore[misc]  # a lambda's default
+        # Deterministic: an image must not contain the time and the random numbers of its maker.
+        instance = machine.instance(((library, LIBRARY_INSIDE), (view, "/")), DeterministicSettings(0, None, lambda *_: None))
+        if instance.run(preparation(image)) != 0:
+            raise SystemExit(f"the interpreter could not be prepared for the image {image!r}")
+        memory = instance.memory()
+        cache.keep(stored_as(image), lambda file: file.write(memory))

@@ -16,6 +16,7 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
 
@@ -266,8 +267,9 @@ def remove(top: str) -> None:
 class OneWall:
     """The one-wall runtime: each run of Python code has its own engine and process. Safe to use from many threads."""
 
-    def __init__(self, cache: str, records: str) -> None:
+    def __init__(self, cache: str, records: str, *, others: tuple[tuple[str, str], ...] = ()) -> None:
         self._directories = cache, records
+        self._others = others
 
     @cached_property
     def _package(self) -> Package:
@@ -275,7 +277,7 @@ class OneWall:
 
     @cached_property
     def _cache(self) -> Cache:
-        return cache_for(self._package, *self._directories)
+        return cache_for(self._package, *self._directories, others=self._others)
 
     @property
     def traits(self) -> Traits:
@@ -294,7 +296,7 @@ class OneWall:
         """Return the reason why this runtime cannot be used now; empty if it can. Raises `RuntimeUnavailable` without the extra `wasm`."""
         return "" if self.ready else "it has not been compiled; run: agent-sandbox setup"
 
-    def prepare(self) -> str:
+    def prepare(self, announce: Callable[[str], None]) -> str:
         """Return the reason why this runtime is not ready. Prepares nothing: only `setup` compiles it."""
         return self.absence()
 

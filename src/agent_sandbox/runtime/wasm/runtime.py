@@ -13,7 +13,7 @@ import os
 import time
 from functools import cached_property
 
-from agent_sandbox._fast.values import replace
+from agent_sandbox._fast.values import TYPE_CHECKING, replace
 from agent_sandbox.errors import RuntimeUnavailable, SandboxError
 from agent_sandbox.policy.model import Guarantee
 from agent_sandbox.runtime.base import Completed, Demands, ExitReason, Hosted, JavaScriptCode, Launch, Support, Traits
@@ -25,6 +25,11 @@ from agent_sandbox.runtime.wasm.cache import COUNTING, JAVASCRIPT, MODULE, Cache
 from agent_sandbox.runtime.wasm.python_modules import ABSENT, MODULES
 from agent_sandbox.runtime.wasm.recipe import COMPILED_FOR, IMAGES, Package, javascript_stored_as, stored_as
 from agent_sandbox.runtime.wasm.view import VIEW, moved_down
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from agent_sandbox.runtime.wasm.compiler import Compilation
 
 PROGRAM = "agent_sandbox.runtime.wasm.zygote_program"
 BUILDER = "agent_sandbox.runtime.wasm.compiler"
@@ -57,14 +62,15 @@ _FUEL = 10_000_000  # a hundredth of a second
 class WasmRuntime:
     """The wasm runtime: guests are forked from one zygote that has the compiled interpreters loaded.
 
-    Safe to use from many threads, and on both sides of a fork. `cache` and `records` are directories of this user: one holds the compiled
-    files, the other their digests.
+    Safe to use from many threads, and on both sides of a fork. `cache` and `records` are the directories of compiled files and of their
+    digests. `others` and `public` are those of `Cache`.
     """
 
     traits = TRAITS
 
-    def __init__(self, cache: str, records: str, *, warm: int = 0) -> None:
+    def __init__(self, cache: str, records: str, *, others: tuple[tuple[str, str], ...] = (), public: bool = False, warm: int = 0) -> None:
         self._directories = cache, records
+        self._others, self._public = others, public
         self._guests = ProcessRuntime(warm=warm, start=self._start, traits=TRAITS, inner_root=VIEW)
         self._compiled_paths: dict[str, dict[str, str]] = {}
 
@@ -74,7 +80,7 @@ class WasmRuntime:
 
     @cached_property
     def _cache(self) -> Cache:
-        return cache_for(self._package, *self._directories)
+        return cache_for(self._package, *self._directories, others=self._others, public=self._public)
 
     def _files(self, module: str) -> dict[str, str]:
         """Return the compiled modules and images that a zygote for this module needs: names in the zygote, mapped to names in the cache."""
@@ -107,11 +113,14 @@ class WasmRuntime:
         """
         return argv_for(BUILDER, *self._compiler_arguments(COUNTING if counting else MODULE))
 
-    def compile_in_background(self) -> str:
-        """Start compiling in the background, and return a message about it. Raises `RuntimeUnavailable` if the extra is not installed."""
+    def compile_in_background(self, announce: Callable[[str], None]) -> str:
+        """Start compiling in the background, and return a message about it. Raises `RuntimeUnavailable` if the extra is not installed.
+
+        `announce` is called with one line if a process was started.
+        """
         from agent_sandbox.runtime.wasm import background_compiler  # only until it is compiled
 
-        return background_compiler.begin(self._cache, self._compiler_arguments(MODULE), now=time.time())
+        return background_compiler.begin(self._cache, self._compiler_arguments(MODULE), announce, now=time.time())
 
     @property
     def standing(self) -> str:
@@ -121,11 +130,11 @@ class WasmRuntime:
         return background_compiler.standing(self._cache, now=time.time())
 
     @property
-    def compiler(self) -> int | None:
-        """The id of the process that is compiling, 0 if unknown; None if there is none."""
-        from agent_sandbox.runtime.wasm.compiler import holder  # only where somebody waits for it
+    def compilation(self) -> Compilation | None:
+        """The compilation that goes on now; None if there is none."""
+        from agent_sandbox.runtime.wasm.compiler import compilation  # only where somebody waits for it
 
-        return holder(self._cache)
+        return compilation(self._cache)
 
     @property
     def identity(self) -> dict[str, str]:
@@ -142,8 +151,10 @@ class WasmRuntime:
 
     def _compiler_arguments(self, module: str) -> list[str]:
         """Return the command line arguments of the program `compiler`."""
+        from agent_sandbox.runtime.wasm.compiler import encoded  # only until it is compiled
+
         fields = (getattr(self._package, name) for name in Package.__annotations__)  # in the order of its constructor
-        return [packages(), *self._directories, self._cache.key, module, *fields]
+        return [packages(), encoded(self._cache), module, *fields]
 
     def probe(self) -> Support:
         """Return the guarantees that a launch enforces on this host, proved by real runs.
@@ -200,9 +211,9 @@ class WasmRuntime:
         """Return the reason why this runtime cannot be used now; empty if it can. Raises `RuntimeUnavailable` without the extra `wasm`."""
         return "" if self.ready else self.standing
 
-    def prepare(self) -> str:
+    def prepare(self, announce: Callable[[str], None]) -> str:
         """Compile missing and damaged files in the background, and return a message about the progress. Raises as `absence` does."""
-        return self.compile_in_background()
+        return self.compile_in_background(announce)
 
     def objection(self, demands: Demands) -> str:
         """Return the reason why this runtime supports no launch with these demands; "" if it does."""
@@ -244,10 +255,10 @@ def missing_means(demands: Demands) -> str:
     return ""
 
 
-def cache_for(found: Package, cache: str, records: str) -> Cache:
+def cache_for(found: Package, cache: str, records: str, *, others: tuple[tuple[str, str], ...] = (), public: bool = False) -> Cache:
     """Return the cache for this engine, its configuration, this interpreter and this kind of machine."""
     parts = (found.engine, found.digest, COMPILED_FOR, os.uname().machine)
-    return Cache(cache, records, hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24])
+    return Cache(cache, records, hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24], others, public)
 
 
 def _nothing(why: str) -> Support:

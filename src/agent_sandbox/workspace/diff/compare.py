@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from agent_sandbox._fast.encoding import sha256
@@ -178,7 +178,7 @@ class Effort:
         except OSError:
             return ""
 
-    def find(self, old: list[bytes], new: list[bytes]) -> list[Edit]:
+    def find(self, old: Sequence[bytes], new: Sequence[bytes]) -> list[Edit]:
         """Return the edits between two lists of lines. The search takes no more steps than are left."""
         steps = max(0, min(STEPS, self.left))
         edits = find_edits(old, new, steps=steps)
@@ -217,6 +217,27 @@ class Preview:
     more_bytes: int = 0  # of added content that was not compared
     cut: bool = False  # the new content is not shown in full
     sha256: str = ""  # of the whole new content, if it is known; always if `cut`, unless it cannot be read or is too large
+
+    # Written out, like `Change.__init__`, because there is one for each change.
+    def __init__(
+        self,
+        change: Change,
+        facts: tuple[str, ...] = (),
+        warnings: tuple[str, ...] = (),
+        old: tuple[bytes, ...] = (),
+        new: tuple[bytes, ...] = (),
+        edits: tuple[Edit, ...] = (),
+        lines_before: int = 0,
+        binary: Binary | None = None,
+        unshown: tuple[str, ...] = (),
+        more_bytes: int = 0,
+        cut: bool = False,
+        sha256: str = "",
+    ) -> None:
+        values = self.__dict__
+        values["change"], values["facts"], values["warnings"], values["old"], values["new"] = change, facts, warnings, old, new
+        values["edits"], values["lines_before"], values["binary"], values["unshown"] = edits, lines_before, binary, unshown
+        values["more_bytes"], values["cut"], values["sha256"] = more_bytes, cut, sha256
 
     @property
     def removed(self) -> int:
@@ -262,8 +283,9 @@ def _is_cut(preview: Preview, limits: DiffLimits) -> bool:
         return False
     if preview.more_bytes or preview.unshown or (preview.binary is not None and preview.binary.new_size is not None):
         return True
-    added = (line for edit in preview.edits for line in preview.new[edit.new_from : edit.new_to])
-    return preview.added > limits.added or any(len(line) > limits.columns for line in added)
+    if preview.added > limits.added:
+        return True
+    return any(max(map(len, preview.new[edit.new_from : edit.new_to]), default=0) > limits.columns for edit in preview.edits)
 
 
 def _compared(change: Change, contents: Contents, former: FormerContents, limits: DiffLimits, effort: Effort) -> Preview:
@@ -297,7 +319,7 @@ def _compared(change: Change, contents: Contents, former: FormerContents, limits
         window = replace(window, old=os.fsencode(change.before.target))
     if change.after and change.after.type is EntryType.SYMLINK:
         window = replace(window, new=os.fsencode(change.after.target))
-    return _add_content(replace(preview, unshown=tuple(unshown)), window, limits, effort)
+    return _add_content(replace(preview, unshown=tuple(unshown)) if unshown else preview, window, limits, effort)
 
 
 def pair_renames(changes: ChangeSet) -> ChangeSet:
@@ -353,7 +375,7 @@ def _add_content(preview: Preview, window: Window, limits: DiffLimits, effort: E
             window.first_difference if preview.change.before and preview.change.after else None,
         )
         preview = replace(preview, binary=binary)
-    old_lines, new_lines = list(split_lines(old)), list(split_lines(new))
+    old_lines, new_lines = split_lines(old), split_lines(new)
     if (window.old_left and not old_binary) or len(old_lines) > limits.lines:
         size = len(window.old) + window.old_left
         why = f"old: {size:,} bytes from line {window.lines + 1:,} on are replaced or go away: too much to show"
@@ -365,8 +387,8 @@ def _add_content(preview: Preview, window: Window, limits: DiffLimits, effort: E
         new_lines = kept
     return replace(
         preview,
-        old=tuple(old_lines),
-        new=tuple(new_lines),
+        old=old_lines,
+        new=new_lines,
         edits=tuple(effort.find(old_lines, new_lines)),
         lines_before=window.lines,
         more_bytes=more,

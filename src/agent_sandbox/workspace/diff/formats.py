@@ -11,7 +11,7 @@ the name: a name may hold any printable text, and could otherwise add numbers of
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 
 from agent_sandbox._fast.values import dataclass, replace
@@ -26,6 +26,7 @@ SAME, REMOVED, ADDED = "same", "removed", "added"  # the guest's
 SIGNS = {SAME: " ", REMOVED: "-", ADDED: "+"}
 BETWEEN = " │ "
 AROUND = 3  # lines of context
+_PRINTABLE = bytes(range(0x20, 0x7F)) + b"\n"
 _WORD = re.compile(r"\w+|\s+|[^\w\s]")
 _LONGEST = 500  # characters; longer lines are not compared
 _STEPS = 20_000
@@ -54,6 +55,11 @@ class Cell:
     marks: tuple[tuple[int, int], ...] = ()
     pad: int = 0  # blanks up to the next cell
 
+    # Written out, like `Change.__init__`, because there is one for each line of a diff.
+    def __init__(self, kind: str, text: str, lead: str = "", marks: tuple[tuple[int, int], ...] = (), pad: int = 0) -> None:
+        values = self.__dict__
+        values["kind"], values["text"], values["lead"], values["marks"], values["pad"] = kind, text, lead, marks, pad
+
 
 @dataclass(frozen=True)
 class Row:
@@ -63,10 +69,26 @@ class Row:
     path: str = ""
     between: str = BETWEEN
 
+    def __init__(self, cells: tuple[Cell, ...], path: str = "", between: str = BETWEEN) -> None:
+        values = self.__dict__
+        values["cells"], values["path"], values["between"] = cells, path, between
+
     @property
     def plain(self) -> str:
         """The row as it is printed without colours."""
+        if len(self.cells) == 1 and not self.cells[0].pad:
+            return self.cells[0].lead + visible(self.cells[0].text)
         return self.between.join(f"{cell.lead}{visible(cell.text)}{' ' * cell.pad}" for cell in self.cells)
+
+
+@dataclass(frozen=True)
+class Block(Row):
+    """Neighbouring lines of content as one row, for output without colours. Every line is printable ASCII, and has its sign."""
+
+    @property
+    def plain(self) -> str:
+        """The lines as they are printed."""
+        return self.cells[0].text
 
 
 def ours(kind: str, text: str) -> Row:
@@ -150,8 +172,10 @@ def _stretches(words: list[str], edited: list[tuple[int, int]]) -> Marks:
     return tuple((offsets[start], offsets[stop]) for start, stop in edited if start < stop)
 
 
-def unified(preview: Preview, *, relative_to: str = "/", limits: DiffLimits = DEFAULT, words: bool = False) -> Iterator[Row]:
-    """Yield the rows of one change as a unified diff. `words` marks the parts of a line that differ.
+def unified(
+    preview: Preview, *, relative_to: str = "/", limits: DiffLimits = DEFAULT, words: bool = False, blocks: bool = False
+) -> Iterator[Row]:
+    """Yield the rows of one change as a unified diff. `words` marks the parts of a line that differ. `blocks` puts plain lines together.
 
     Names are shown relative to `relative_to`, a directory that contains the change.
     """
@@ -161,17 +185,15 @@ def unified(preview: Preview, *, relative_to: str = "/", limits: DiffLimits = DE
     for hunk in hunks(preview.edits, len(preview.old)):
         yield ours(HUNK, hunk.title(preview.lines_before))
         for (start, stop), edit in hunk.stretches():
-            for line in preview.old[start:stop]:
-                yield from _content(SAME, line, path)
+            yield from _contents(SAME, preview.old[start:stop], path, {}, start, blocks=blocks)
             if edit is None:
                 continue
             gone, come = paired_marks(preview, edit) if words else ({}, {})
-            for number in range(edit.old_from, edit.old_to):
-                yield from _content(REMOVED, preview.old[number], path, gone.get(number, ()))
+            yield from _contents(REMOVED, preview.old[edit.old_from : edit.old_to], path, gone, edit.old_from, blocks=blocks)
             shown = min(edit.new_to, edit.new_from + room)
             room -= shown - edit.new_from
-            for number in range(edit.new_from, shown):
-                yield from _content(ADDED, preview.new[number], path, come.get(number, ()), limits.columns)
+            lines = preview.new[edit.new_from : shown]
+            yield from _contents(ADDED, lines, path, come, edit.new_from, limits.columns, blocks=blocks)
             if shown < edit.new_to:
                 yield ours(WARNING, f"\\ {edit.new_to - shown:,} more added lines are not shown (--all shows them)")
     yield from closing(preview)
@@ -234,14 +256,36 @@ def paired_marks(preview: Preview, edit: Edit) -> tuple[dict[int, Marks], dict[i
     return gone, come
 
 
-def _content(kind: str, line: bytes, path: str, marks: Marks = (), columns: int | None = None) -> Iterator[Row]:
+def _contents(
+    kind: str, lines: Sequence[bytes], path: str, marks: Mapping[int, Marks], first: int, columns: int | None = None, *, blocks: bool
+) -> Iterator[Row]:
+    """Yield the rows of neighbouring lines. `marks` are the stretches to mark in a line, by its number; `first` is that of the first."""
+    if blocks and len(lines) > 1 and _is_plain(lines, columns):
+        sign = SIGNS[kind]
+        text = sign + b"".join(lines)[:-1].decode("ascii").replace("\n", f"\n{sign}")
+        yield Block((Cell(kind, text),), path)
+        return
+    for number, line in enumerate(lines, first):
+        yield from _content(kind, line, path, marks.get(number, ()), columns)
+
+
+def _is_plain(lines: Sequence[bytes], columns: int | None) -> bool:
+    """Return whether each line ends with a newline, has no other character that must be escaped, and need not be cut."""
+    content = b"".join(lines)
+    if not content.endswith(b"\n") or content.translate(None, _PRINTABLE):
+        return False
+    return columns is None or len(content) <= columns or max(map(len, lines)) <= columns
+
+
+def _content(kind: str, line: bytes, path: str, marks: Marks = (), columns: int | None = None) -> list[Row]:
     text = decoded(line)
     cut = len(text) - columns if columns is not None else 0
-    yield Row((Cell(kind, text[:columns] if cut > 0 else text, SIGNS[kind], marks),), path)
+    rows = [Row((Cell(kind, text[:columns] if cut > 0 else text, SIGNS[kind], marks),), path)]
     if cut > 0:
-        yield ours(WARNING, f"\\ {cut:,} more characters of this line are not shown (--all shows them)")
+        rows.append(ours(WARNING, f"\\ {cut:,} more characters of this line are not shown (--all shows them)"))
     if not line.endswith(b"\n"):
-        yield ours(NOTE, NO_NEWLINE)
+        rows.append(ours(NOTE, NO_NEWLINE))
+    return rows
 
 
 @dataclass(frozen=True)

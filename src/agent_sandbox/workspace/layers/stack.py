@@ -110,9 +110,11 @@ class Stack:
             self._open = (change.target, where)
         for part in self._parts:
             try:
-                return beneath.open_file(part, name, unlock=True)
+                return beneath.open_seen_file(part, name)[0]
             except FileNotFoundError:
                 continue
+            except PermissionError:
+                return beneath.open_file(part, name, unlock=True)
         raise FileNotFoundError(errno.ENOENT, "not in the layers of this sandbox", change.path)
 
     def _forget(self) -> None:

@@ -42,9 +42,15 @@ class Edit:
     new_from: int
     new_to: int
 
+    def __init__(self, old_from: int, old_to: int, new_from: int, new_to: int) -> None:
+        values = self.__dict__  # written out, like `Change.__init__`, because there is one for each changed file
+        values["old_from"], values["old_to"], values["new_from"], values["new_to"] = old_from, old_to, new_from, new_to
+
 
 def find_edits(old: Sequence[bytes], new: Sequence[bytes], *, steps: int = STEPS) -> list[Edit]:
     """Return the edits from `old` to `new`, in order. Insertions and removals stand as far down as they can."""
+    if not old or not new:  # a new file, or a removed one
+        return [Edit(0, len(old), 0, len(new))] if old or new else []
     numbers: dict[bytes, int] = {}
     before = [numbers.setdefault(line, len(numbers)) for line in old]
     after = [numbers.setdefault(line, len(numbers)) for line in new]
@@ -310,7 +316,8 @@ def _not_for_lines(sides: tuple[bytes, ...]) -> str:
 def split_lines(content: bytes) -> Lines:
     """Split at newlines only, unlike `splitlines`. Each line keeps its newline; the last may lack it."""
     *ended, last = content.split(b"\n")
-    return (*(line + b"\n" for line in ended), last) if last else tuple(line + b"\n" for line in ended)
+    lines = [line + b"\n" for line in ended]
+    return (*lines, last) if last else tuple(lines)
 
 
 def split_whole(content: bytes) -> Lines:

@@ -33,8 +33,8 @@ from agent_sandbox.workspace.durable import explained
 from agent_sandbox.workspace.nodes import EntryType
 from agent_sandbox.workspace.originals import files
 from agent_sandbox.workspace.originals.files import ContentWriter, Recalled
-from agent_sandbox.workspace.originals.runs import TICK_NS, append, spell_done
-from agent_sandbox.workspace.reality import SETTLED_NS, Base, Fingerprint, Reality, digest_of, look
+from agent_sandbox.workspace.originals.runs import TICK_NS, append, file_clock_ns, spell_done
+from agent_sandbox.workspace.reality import Base, Fingerprint, Reality, digest_of, granule_ns, is_settled, look
 
 _FLUSH = 1 << 20
 _ORIGIN = struct.Struct("=BBBBB16s")  # struct ovl_fb: version, magic, length, flags, handle type, filesystem; the handle follows
@@ -102,8 +102,8 @@ class OriginalsWriter:
         if status is None:
             return True
         # Some filesystems keep whole seconds, or two of them: then a later change may have an earlier time.
-        rounded = 0 if status.st_ctime_ns % 1_000_000_000 else 2_000_000_000
-        return status.st_ctime_ns + rounded < self.before
+        rounded = granule_ns(status.st_ctime_ns)
+        return status.st_ctime_ns + (rounded if rounded > TICK_NS else 0) < self.before
 
     def keep(self, path: str, real: int | None, name: str, status: os.stat_result | None, place: RealDirectory, masked: bool) -> None:
         """Add the base of one path. `real` is a descriptor of the real directory `place`; `status` is the status of the entry `name` in it.
@@ -129,12 +129,26 @@ class OriginalsWriter:
             seen = look(real, name, now_ns=self.now_ns())
             if seen is not None and content:
                 seen, kept = self._with_content(seen, real, name)
+            if seen is not None and seen.node.type is EntryType.FILE and not seen.digest:
+                seen = self._settled(seen)
             status = os.stat(name, dir_fd=real, follow_symlinks=False)
         except OSError:
             return Base(path, None, known=False)
         if seen is None or (seen.device, seen.inode, seen.ctime_ns) != (status.st_dev, status.st_ino, status.st_ctime_ns):
             return Base(path, None, known=False)
         return Base(path, seen, place.steady and self.unmoved(status), kept)
+
+    def _settled(self, seen: Fingerprint) -> Fingerprint:
+        """Return the fingerprint of an unread file, looked at when any later change must show in the ctime.
+
+        Waits for that if the file changed right before the run, at most a tick of the kernel's clock. Only the times can show later that
+        such a file has not changed.
+        """
+        early = seen.ctime_ns + TICK_NS - seen.looked_ns
+        if 0 <= early <= TICK_NS:
+            time.sleep((early + TICK_NS / 4) / 1e9)
+            return replace(seen, looked_ns=self.now_ns())
+        return seen
 
     def _with_content(self, seen: Fingerprint, real: int, name: str) -> tuple[Fingerprint, str]:
         size = seen.node.size
@@ -167,7 +181,7 @@ class OriginalsWriter:
                 self.budget.listed -= 1
                 del places[entry.depth + 1 :]
                 inner = f"{path}/{entry.path}"
-                settled = entry.status.st_ctime_ns + SETTLED_NS < self.now_ns()
+                settled = is_settled(entry.status.st_ctime_ns, self.now_ns())
                 if inner not in self.already and inner not in self._paths:
                     content = not settled and not any(contains(mask, inner) for mask in self.masks)
                     self._add(self._base(inner, entry.directory, entry.name, places[-1], content=content))
@@ -270,7 +284,7 @@ def keep(
     masks: Collection[str] = (),
     machine_root: str = "/",
     budget: Budget | None = None,
-    now_ns: Callable[[], int] = time.time_ns,
+    now_ns: Callable[[], int] = file_clock_ns,
 ) -> Captured:
     """Capture the bases of the active generation. `uppers` are its overlay targets, with descriptors of their upper directories.
 
@@ -300,7 +314,7 @@ def bases_now(paths: Collection[str], *, machine_root: str = "/") -> list[Base]:
         for path in paths:
             parent, _, name = path.rpartition("/")
             directory = reality.directory(parent.lstrip("/"))
-            seen = look(directory, name, now_ns=time.time_ns()) if directory is not None else None
+            seen = look(directory, name, now_ns=file_clock_ns()) if directory is not None else None
             bases.append(Base(path, seen))
     return bases
 

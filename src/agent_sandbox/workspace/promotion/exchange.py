@@ -25,7 +25,7 @@ from agent_sandbox.workspace.beneath import status_of
 from agent_sandbox.workspace.nodes import EntryType
 from agent_sandbox.workspace.promotion.plan import Move, carried, split
 from agent_sandbox.workspace.promotion.target import Surprise, TargetTree
-from agent_sandbox.workspace.reality import SETTLED_NS, Fingerprint, digest_of, digest_of_open
+from agent_sandbox.workspace.reality import Fingerprint, digest_of, digest_of_open, is_settled
 
 Rescue = Callable[[Move], None]  # keeps the entry in the slot of a move, which is not ours to remove
 _PATIENCE = 1000  # times that another program may replace a file while we put the old file back
@@ -265,13 +265,13 @@ def surprise(directory: int, name: str, seen: Fingerprint, inside: Mapping[str, 
 def _file(directory: int, name: str, seen: Fingerprint) -> str:
     fd = _opened(directory, name, seen)
     if fd is None:
-        return "" if _settled(seen) else "it cannot be read, so whether it has changed cannot be told"
+        return "" if is_settled(seen.ctime_ns, seen.looked_ns) else "it cannot be read, so whether it has changed cannot be told"
     try:
         if words := glance(os.fstat(fd), seen):
             return words
         if _written_to(fd):
             return "a program has it open for writing"
-        if not _settled(seen) and seen.digest and digest_of_open(fd) != seen.digest:
+        if not is_settled(seen.ctime_ns, seen.looked_ns) and seen.digest and digest_of_open(fd) != seen.digest:
             return "its content has changed"
         return ""
     finally:
@@ -283,11 +283,6 @@ def _opened(directory: int, name: str, seen: Fingerprint) -> int | None:
         return os.open(name, _OPEN, dir_fd=directory)
     except PermissionError:
         return None
-
-
-def _settled(seen: Fingerprint) -> bool:
-    """Return whether the fingerprint was taken long enough after the file's last change that any later write changes the ctime."""
-    return seen.ctime_ns + SETTLED_NS < seen.looked_ns
 
 
 def _written_to(fd: int) -> bool:

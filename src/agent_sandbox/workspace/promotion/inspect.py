@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 
@@ -22,16 +21,18 @@ from agent_sandbox.workspace.changes import Change, ChangeSet, Contents
 from agent_sandbox.workspace.dependencies import Manifests
 from agent_sandbox.workspace.git import settings
 from agent_sandbox.workspace.nodes import EntryType, Node
+from agent_sandbox.workspace.originals.runs import file_clock_ns
 from agent_sandbox.workspace.promotion.plan import Expected, relative, seen_from, split
 from agent_sandbox.workspace.promotion.target import Surprise, TargetTree
 from agent_sandbox.workspace.protected import DEPENDENCY, GIT, SECRETS, UNEXAMINED, classes_of_all
-from agent_sandbox.workspace.reality import SETTLED_NS, Fingerprint, digest_of, look
+from agent_sandbox.workspace.reality import Fingerprint, digest_of, is_settled, look
 
 if TYPE_CHECKING:
     from agent_sandbox.policy.model import FileRules
 
 _LARGEST_TEXT = 1 << 20  # bytes, where the text of a file decides; a larger file counts as protected whatever its text
 MOST_ENTRIES = 1_000_000  # of the project, which is searched for links
+_RECENT_NS = 2_000_000_000
 _LISTING = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _SKIPPED = (errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV)  # not there for us, or another mount
 
@@ -76,17 +77,21 @@ def _root(anchor: TargetTree) -> Fingerprint:
     status = os.fstat(anchor.root)
     attributes = {name: os.getxattr(anchor.root, name) for name in os.listxattr(anchor.root) if name.startswith("user.")}
     node = Node(EntryType.DIRECTORY, stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid, xattrs=attributes)
-    return seen_from(status, node, now_ns=time.time_ns())
+    return seen_from(status, node, now_ns=file_clock_ns())
 
 
 def seen_at(directory: int, name: str, *, content: bool = False) -> Fingerprint | None:
     """Return the fingerprint of an entry as it is now; None if the entry is missing. Raises OSError.
 
-    The fingerprint has a digest if the file changed a moment ago, or if `content` is set.
+    The fingerprint has a digest if `content` is set, or if another change could leave the times as they are. A small file that changed in
+    the last seconds has one, too: then it can be told later that only its times have changed.
     """
-    now = time.time_ns()
+    now = file_clock_ns()
     seen = look(directory, name, now_ns=now)
-    if seen is None or seen.node.type is not EntryType.FILE or (seen.ctime_ns + SETTLED_NS < now and not content):
+    if seen is None or seen.node.type is not EntryType.FILE:
+        return seen
+    recent = seen.node.size <= _LARGEST_TEXT and seen.ctime_ns + _RECENT_NS >= now
+    if is_settled(seen.ctime_ns, now) and not recent and not content:
         return seen
     return replace(seen, digest=digest_of(directory, name))
 
@@ -294,7 +299,7 @@ class NewTree:
 
     def _list(self, directory: str, limit: int, links: dict[str, str]) -> dict[str, int]:
         """Return the names in a real directory, with their types, and add its links to `links`. Raises `TooMany` above the limit."""
-        below = relative(directory, self._root)
+        below = self._below(directory)
         fd = beneath.open_directory(self._anchor.root, below) if below else os.open(".", _LISTING, dir_fd=self._anchor.root)
         try:
             entries = beneath.names(fd, limit=limit)
@@ -352,8 +357,13 @@ class NewTree:
         return before, after
 
     def _place(self, path: str) -> tuple[int, str]:
-        parent, name = split(relative(path, self._root))
+        """Return a descriptor of the real directory of a path, and the name in it. A name that is too long exists nowhere: OSError."""
+        parent, name = split(self._below(path))
         return self._anchor.directory(parent), name
+
+    def _below(self, path: str) -> str:
+        """Return a path below the root relative to it. Unlike `relative` it takes any length: a real tree may be deeper than PATH_MAX."""
+        return path[len(self._root.rstrip("/")) :].removeprefix("/")
 
 
 def _text(opened: Callable[[], int], largest: int) -> bytes:

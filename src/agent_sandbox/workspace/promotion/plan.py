@@ -157,6 +157,11 @@ class Plan:
         """The number of bytes of file content to write."""
         return sum(item.size for step in self.steps if isinstance(step, Put) for item in step.items)
 
+    @property
+    def files(self) -> int:
+        """The number of files and links to write."""
+        return sum(item.type is not EntryType.DIRECTORY for step in self.steps if isinstance(step, Put) for item in step.items)
+
     def counts(self) -> dict[str, int]:
         """Return how many entries are added, replaced, removed and adjusted, including those inside directories."""
         totals = {"added": 0, "replaced": 0, "removed": 0, "adjusted": 0}

@@ -23,6 +23,7 @@ from agent_sandbox.errors import Busy, Drift, PolicyError, SandboxError, Unfinis
 from agent_sandbox.kernel.syscalls import syncfs
 from agent_sandbox.workspace.beneath import identity, open_directory, remove_tree
 from agent_sandbox.workspace.changes import Contents
+from agent_sandbox.workspace.progress import NO_PROGRESS, Progress
 from agent_sandbox.workspace.promotion import exchange, staging
 from agent_sandbox.workspace.promotion.exchange import take_back
 from agent_sandbox.workspace.promotion.journal import (
@@ -75,6 +76,7 @@ def promote(
     wait: bool = False,
     undoes: int = 0,
     clock: Callable[[], float] = time.time,
+    progress: Progress = NO_PROGRESS,
 ) -> Promotion:
     """Carry out the plan. The old entries are kept for an undo in `promotions`, the directory of the project's journals.
 
@@ -91,7 +93,7 @@ def promote(
         if (recovered := recover_locked(promotions)).problems:
             raise Unfinished(recovered.problems[0], hint="nothing can be promoted before that")
         with TargetTree(plan.root) as anchor, _alone(anchor, wait):
-            return _PromotionRun(plan, contents, anchor, next_journal(promotions), undoes, clock).run()
+            return _PromotionRun(plan, contents, anchor, next_journal(promotions), undoes, clock, progress).run()
 
 
 def _refuse(plan: Plan) -> None:
@@ -145,8 +147,16 @@ def _room(where: int | str, needed: int, called: str) -> None:
 
 class _PromotionRun:
     def __init__(
-        self, plan: Plan, contents: Contents, anchor: TargetTree, journal: Journal, undoes: int, clock: Callable[[], float]
+        self,
+        plan: Plan,
+        contents: Contents,
+        anchor: TargetTree,
+        journal: Journal,
+        undoes: int,
+        clock: Callable[[], float],
+        progress: Progress,
     ) -> None:
+        self.progress = progress
         self.plan = plan
         self.contents = contents
         self.anchor = anchor
@@ -193,8 +203,9 @@ class _PromotionRun:
                 place = self.anchor.directory(self.intent.place)
                 self.staging = staging.make(place, self.intent.staging)
                 try:
+                    self.progress.begin("copying", self.plan.files, self.plan.bytes)
                     moves = [
-                        staging.stage(step, str(number), self.anchor, self.staging, self.contents)
+                        staging.stage(step, str(number), self.anchor, self.staging, self.contents, self.progress)
                         for number, step in enumerate(self.plan.steps)
                     ]
                     for move in moves:
@@ -202,6 +213,7 @@ class _PromotionRun:
                     known = self.anchor.known()
                     known[os.path.join(self.intent.place, self.intent.staging)] = identity(self.staging)
                     prepared = StagedMoves(tuple(moves), known)
+                    self.progress.begin("writing to disk", at_once=True)
                     syncfs(self.staging)
                     self.journal.prepare(prepared.moves, prepared.directories)
                 except BaseException:
@@ -214,13 +226,16 @@ class _PromotionRun:
 
     def _make(self, prepared: StagedMoves) -> Promotion:
         with self._explained():
+            self.progress.begin("putting everything in place", len(prepared.moves))
             for move in prepared.moves:
+                self.progress.advance(files=1)
                 try:
                     exchange.make(move, self.anchor, self.staging)
                 except OSError as error:  # the error names a slot; name the path instead
                     raise OSError(error.errno, os.strerror(error.errno or 0), move.path) from error
             if moved := self.anchor.moved():
                 raise Surprise(moved[0], "it was moved while it was being written to")
+            self.progress.begin("writing to disk", at_once=True)
             syncfs(self.staging)
             done = self._result(prepared.moves)
             self.journal.commit({name: value for name, value in vars(done).items() if name not in ("paths", "note")})

@@ -18,6 +18,7 @@ from agent_sandbox.workspace.beneath import open_directory
 from agent_sandbox.workspace.changes import Contents
 from agent_sandbox.workspace.copy import copy
 from agent_sandbox.workspace.nodes import EntryType, Node
+from agent_sandbox.workspace.progress import NO_PROGRESS, Progress
 from agent_sandbox.workspace.promotion.plan import Adjust, Item, Look, Move, Put, Remove, Step, carried, seen_from, split
 from agent_sandbox.workspace.promotion.target import Surprise, TargetTree
 from agent_sandbox.workspace.reality import Fingerprint
@@ -50,14 +51,14 @@ def make(place: int, name: str) -> int:
     return staging
 
 
-def stage(step: Step, slot: str, anchor: TargetTree, staging: int, contents: Contents) -> Move:
+def stage(step: Step, slot: str, anchor: TargetTree, staging: int, contents: Contents, progress: Progress = NO_PROGRESS) -> Move:
     """Make the new entries of a step in the staging directory, with their final metadata. Return the move that puts them in the tree.
 
     Raises OSError, and `Surprise` if a file of the sandbox has changed.
     """
     match step:
         case Put():
-            within = _fill(step, slot, anchor, staging, contents)
+            within = _fill(step, slot, anchor, staging, contents, progress)
             new = within.pop("")
             return Move(step.path, slot, step.expected, new, step.inside, within)
         case Remove():
@@ -70,11 +71,11 @@ def stage(step: Step, slot: str, anchor: TargetTree, staging: int, contents: Con
             return Move(step.path, "", old, Fingerprint(wanted, old.device, old.inode, old.mtime_ns, old.ctime_ns, old.looked_ns))
 
 
-def _fill(step: Put, slot: str, anchor: TargetTree, staging: int, contents: Contents) -> dict[str, Fingerprint]:
+def _fill(step: Put, slot: str, anchor: TargetTree, staging: int, contents: Contents, progress: Progress) -> dict[str, Fingerprint]:
     """Make all entries that a step will put in the tree. Return them by path relative to the step's path; "" is the entry at that path."""
     parent = anchor.directory(split(step.path)[0])
     above = os.fstat(parent)
-    filler = _Filler(contents, above, _inherited(step))
+    filler = _Filler(contents, above, _inherited(step), progress)
     entries: dict[str, Fingerprint] = {}
     first, *others = step.items
     if first.type is not EntryType.DIRECTORY:
@@ -118,7 +119,8 @@ def _inherited(step: Put) -> dict[str, bytes]:
 class _Filler:
     """Makes the new entries of one step. `above` is the status of the directory in the tree that the entries will be in."""
 
-    def __init__(self, contents: Contents, above: os.stat_result, inherited: dict[str, bytes]) -> None:
+    def __init__(self, contents: Contents, above: os.stat_result, inherited: dict[str, bytes], progress: Progress) -> None:
+        self.progress = progress
         self.contents = contents
         self.above = above
         self.inherited = inherited
@@ -127,6 +129,7 @@ class _Filler:
 
     def make(self, item: Item, directory: int, name: str) -> Fingerprint:
         """Make an entry that is not a directory. Return its fingerprint."""
+        self.progress.advance(files=1)
         if item.type is EntryType.FILE:
             return self._file(item, directory, name)
         if item.type is EntryType.SYMLINK:
@@ -159,7 +162,7 @@ class _Filler:
                 raise Surprise(item.path, "the file in the sandbox has changed since it was looked at")
             target = os.open(name, _NEW_FILE, 0o600, dir_fd=directory)
             try:
-                digest = copy(source, target, item.size, path=item.path)
+                digest = copy(source, target, item.size, path=item.path, progress=self.progress)
                 if item.digest and item.digest != digest:
                     raise Surprise(item.path, "the file in the sandbox is not the one that was approved")
                 mtime = status.st_mtime_ns if item.look.mtime_ns is None else item.look.mtime_ns

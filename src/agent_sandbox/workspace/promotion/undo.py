@@ -19,6 +19,7 @@ from agent_sandbox.workspace.git.objects import ObjectFiles
 from agent_sandbox.workspace.git.records import LOG, PACKED, REFERENCE, Meaning, means_the_same
 from agent_sandbox.workspace.git.repository import read_packed, without_packed
 from agent_sandbox.workspace.nodes import EntryType, Node
+from agent_sandbox.workspace.progress import NO_PROGRESS, Progress
 from agent_sandbox.workspace.promotion.inspect import seen_at
 from agent_sandbox.workspace.promotion.journal import Journal, journals
 from agent_sandbox.workspace.promotion.plan import Adjust, Item, Look, Move, Plan, Put, Remove, Step, carried, ordered, split
@@ -40,7 +41,9 @@ def last(promotions: str) -> Journal | None:
     return None
 
 
-def undo(promotions: str, *, holder: Holder, wait: bool = False, clock: Callable[[], float] = time.time) -> Promotion:
+def undo(
+    promotions: str, *, holder: Holder, wait: bool = False, clock: Callable[[], float] = time.time, progress: Progress = NO_PROGRESS
+) -> Promotion:
     """Undo the last promotion. Raises as `promote` does, and `Drift` if promoted entries have changed since."""
     if problems := recover(promotions, holder, wait=wait).problems:
         raise Unfinished(problems[0], hint="nothing can be taken back before that")
@@ -48,10 +51,11 @@ def undo(promotions: str, *, holder: Holder, wait: bool = False, clock: Callable
     if journal is None:
         raise WorkspaceError("there is no promotion to take back")
     with Olds(journal) as olds:
-        return promote(plan_back(journal, olds), olds, promotions, holder=holder, wait=wait, undoes=journal.number, clock=clock)
+        plan = plan_back(journal, olds, progress)
+        return promote(plan, olds, promotions, holder=holder, wait=wait, undoes=journal.number, clock=clock, progress=progress)
 
 
-def plan_back(journal: Journal, olds: Olds) -> Plan:
+def plan_back(journal: Journal, olds: Olds, progress: Progress = NO_PROGRESS) -> Plan:
     """Return the plan that reverses a promotion. Raises `Drift` with every path that has changed since."""
     intent, prepared = journal.intent(), journal.prepared()
     if intent is None or prepared is None or not all(olds.has(move.slot) for move in prepared.moves if move.old and not move.in_place):
@@ -62,7 +66,9 @@ def plan_back(journal: Journal, olds: Olds) -> Plan:
     drifted: list[str] = []
     with TargetTree(intent.root) as anchor:
         records = _Records(anchor, olds, intent.root)
+        progress.begin("comparing with what was promoted", len(prepared.moves))
         for move in prepared.moves:
+            progress.advance(files=1)
             try:
                 meaning = intent.meanings.get(move.path)
                 steps += records.steps(move, meaning) if meaning else [_reversed(move, anchor, olds, intent.root, intent.meanings)]
