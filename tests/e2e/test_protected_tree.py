@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -140,3 +141,14 @@ def test_an_ordinary_day_needs_only_yes(repository: Shell) -> None:
     done = repository("promote", "--yes")
     assert done.returncode == 0, words(done)
     assert (repository.cwd / "images/a.svg").exists() and (repository.cwd / "src/deeper/util.ts").exists()
+
+
+def test_nothing_is_promoted_into_the_programs_own_state(shell: Shell, tmp_path: Path) -> None:
+    """Where something is compiled on first use, a file planted beside its digest would be run outside of every sandbox."""
+    state, beside = tmp_path / "state", tmp_path / "beside"
+    shell("run", f"mkdir -p {state}/wasm {beside}; echo canary > {state}/wasm/planted; echo canary > {beside}/control")
+    refused = shell("promote", "--system", "--caches", "--yes")
+    assert refused.returncode != 0 and b"own state" in refused.stderr and not (state / "wasm/planted").exists() and not beside.exists()
+    taken = shell("promote", "--system", "--caches", "--yes", "--skip", f"{state}/**", "--skip", str(state))
+    assert (beside / "control").read_text() == "canary\n", taken.stderr
+    assert not (state / "wasm/planted").exists()

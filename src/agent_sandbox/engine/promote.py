@@ -22,6 +22,7 @@ from agent_sandbox.policy.action import Promote, Undo
 from agent_sandbox.policy.decide import Reason
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.paths import contains
+from agent_sandbox.policy.secrets import own_places
 from agent_sandbox.workspace import protected
 from agent_sandbox.workspace.changes import Change, ChangeSet, Contents, Kind, place_of
 from agent_sandbox.workspace.diff.compare import MachineFiles
@@ -335,7 +336,7 @@ def proposed(stored: Stored, policy: Policy, wanted: Wanted, runtime: RuntimeOf)
         everything, bases = stored.changes_in(stack, policy), stored.bases(stack)
         root = "/" if wanted.system else stored.state.project
         asked_for, caches = selected(everything, stored.state.project, wanted)
-        _refuse_twice(asked_for)
+        _refuse_unfit(asked_for, own_places(policy.files.masks))
         history, records = history_of(stored, policy, everything, asked_for, wanted, stack, runtime, ends)
         chosen = ChangeSet(tuple(each for each in asked_for if each.path not in history.raw))
         unsettled = chosen
@@ -470,10 +471,13 @@ def refuse_unexpected(proposal: PromotionProposal, gate: Gate) -> None:
         gate.refuse(proposal.action(), Reason("expect", why, "look at the changes again: agent-sandbox diff"))
 
 
-def _refuse_twice(changes: ChangeSet) -> None:
-    """Raise `PolicyError` for a path with two changes: runs with different file rules may have changed the path in different layers."""
+def _refuse_unfit(changes: ChangeSet, own: tuple[str, ...]) -> None:
+    """Raise `PolicyError` for a path with two changes, which runs under different file rules can make, and for one in our own places."""
     seen: set[str] = set()
     for change in changes:
+        if any(contains(place, change.path) for place in own):
+            why = f"{change.path!r} lies in the sandbox's own state, which nothing that ran in a sandbox may write"
+            raise PolicyError(why, hint="leave it out: --skip NAME")
         if change.path in seen:
             why = f"{change.path!r} was changed under two rules about files (files.allowed), and only one change can be carried over"
             raise PolicyError(why, hint="see both: agent-sandbox diff; leave it out: --skip NAME")

@@ -17,6 +17,8 @@ from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.paths import contains, normalise
 from agent_sandbox.policy.secret_names import NAME, suspicion_of
 
+OWN_STATE, OWN_KEYS = "the sandbox's own state and other runs", "the keys of the sandbox's own record"
+
 
 @dataclass(frozen=True)
 class Mask:
@@ -219,11 +221,16 @@ def default_masks(
         _add(masks, IN_PROJECT, project)
     states = list(map(normalise, state_dirs))
     for path in states:
-        masks[path] = Mask(path, "the sandbox's own state and other runs")
+        masks[path] = Mask(path, OWN_STATE)
     for path in map(normalise, keys_dirs):
         if not any(contains(state, path) for state in states):
-            masks[path] = Mask(path, "the keys of the sandbox's own record")
+            masks[path] = Mask(path, OWN_KEYS)
     return tuple(masks[path] for path in sorted(masks))
+
+
+def own_places(masks: Iterable[Mask]) -> tuple[str, ...]:
+    """Return the hidden directories that hold the product's own state, compiled code and keys."""
+    return tuple(mask.path for mask in masks if mask.why in (OWN_STATE, OWN_KEYS))
 
 
 def reveal(masks: tuple[Mask, ...], path: str | bytes) -> tuple[Mask, ...]:
