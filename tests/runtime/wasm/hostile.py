@@ -45,9 +45,9 @@ class Function(NamedTuple):
     answers: bool
 
 
-def imported() -> list[Function]:
+def imported(cache: Path = CACHE) -> list[Function]:
     """All that the interpreter imports, read from the compiled one."""
-    compiled = next(path for path in CACHE.glob("*-module"))
+    compiled = next(path for path in cache.glob("*-module"))
     module = wasmtime.Module.deserialize_file(wasmtime.Engine(configuration()), str(compiled))
     found = []
     for each in module.imports:
@@ -175,10 +175,11 @@ def runtime(directory: Path, module: bytes, memory: bytes = b"") -> Iterator[Was
 def main() -> None:
     """Hand it all to `WasmMachine` in this process, and print how often each function answered, and how often the program was ended for it.
 
-    The arguments are a directory, how many mixtures to try of each function, a seed, and whether the run is to be a deterministic one.
+    The arguments are a directory, how many mixtures to try of each function, a seed, whether the run is to be a deterministic one, and the
+    directory of the compiled interpreter.
     """
     directory, count, seed, deterministic = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "True"
-    functions = imported()
+    functions = imported(Path(sys.argv[5]))
     engine = wasmtime.Engine(configuration())
     noise = random.Random(seed).randbytes(PAGES * PAGE - WORDS)
     told = os.dup(1)

@@ -44,6 +44,7 @@ def _hand_over_garbage(directory: Path, count: int, seed: int, deterministic: bo
     (directory / "given").mkdir()
     (directory / "canary").write_text("untouched")
     words = [sys.executable, "-m", "tests.runtime.wasm.hostile", str(directory / "given"), str(count), str(seed), str(deterministic)]
+    words.append(str(hostile.CACHE))
     ran = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False, cwd=Path(__file__).parents[3])
     assert ran.returncode == 0, f"seed {seed}: {ran.stderr.decode()[-2000:]}"
     found = json.loads(ran.stdout)
