@@ -20,6 +20,7 @@ from agent_sandbox.runtime.process.pump import Reply
 from agent_sandbox.runtime.wasm.machine import PAGE
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
 from agent_sandbox.workspace.view.plan import MachineFacts, Needs, plan_view
+from scripts.compile_wasm import CACHE
 from tests.runtime.wasm import hostile
 from tests.runtime.wasm.hostile import FREE, PAGES, Function, Program
 
@@ -44,7 +45,7 @@ def _hand_over_garbage(directory: Path, count: int, seed: int, deterministic: bo
     (directory / "given").mkdir()
     (directory / "canary").write_text("untouched")
     words = [sys.executable, "-m", "tests.runtime.wasm.hostile", str(directory / "given"), str(count), str(seed), str(deterministic)]
-    words.append(str(hostile.CACHE))
+    words.append(str(CACHE))
     ran = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False, cwd=Path(__file__).parents[3])
     assert ran.returncode == 0, f"seed {seed}: {ran.stderr.decode()[-2000:]}"
     found = json.loads(ran.stdout)
