@@ -46,6 +46,9 @@ _PLACEHOLDERS = (
     *(b"example", b"changeme", b"change_me", b"change-me", b"your", b"xxxx", b"****", b"dummy", b"placeholder", b"insert", b"replace"),
     *(b"todo", b"sample", b"${", b"$(", b"{{", b"%(", b"env.", b"process.env", b"os.environ", b"secrets.", b"/run/", b"file:", b"12345678"),
 )
+# A link without a password in it, a call (`hasher.encode_md5(`), an element (`settings["x1"`), or a name in words (`module.name_2`).
+_WORDS = rb"[A-Za-z]+[0-9]{0,2}(?:_+[A-Za-z]+[0-9]{0,2})*"
+_CODE_OR_LINK = rb"https?://[^@]*$|_*" + _WORDS + rb"(?:\." + _WORDS + rb")*[(\[]|_*" + _WORDS + rb"(?:\." + _WORDS + rb")+$"
 _LEAST_BITS = 3.3  # of a character of a value that was drawn at random; words and sentences have less variety over this length
 _IN_URL_WORDS = frozenset(
     {b"password", b"postgres", b"secret", b"passwd", b"redis", b"guest", b"admin123", b"rootroot", b"mongodb", b"mypassword"}
@@ -118,7 +121,7 @@ def _is_placeholder(lowered: bytes) -> bool:
 
 
 def _looks_random(value: bytes) -> bool:
-    if _is_placeholder(value.lower()) or len(set(value)) < 8:
+    if _is_placeholder(value.lower()) or len(set(value)) < 8 or _pattern(_CODE_OR_LINK).match(value):
         return False
     digits, letters = sum(48 <= each <= 57 for each in value), sum(chr(each).isalpha() for each in value)
     if not digits or not letters:
