@@ -27,7 +27,7 @@ checks:
 	.venv/bin/lint-imports
 	$(PY) -m scripts.check_names
 
-test:  ## check and the whole suite, its parts side by side; as root, also as an unprivileged user; PART="e2e sdk" for some
+test:  ## check and the whole suite, its parts side by side; as root, also as an unprivileged user; PART="e2e-1 sdk" for some
 	@scripts/setup.sh --without-wasm
 	@$(PY) -m scripts.suite $(PART)
 

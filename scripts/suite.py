@@ -35,7 +35,7 @@ FAILURE = re.compile(r"(?:FAILED|ERROR) (?P<name>tests/\S+.*)")  # a line of pyt
 # Folders without WebAssembly, which need not wait until it is compiled: a part each, and those that are over soon.
 LONG_AND_PLAIN = ("workspace",)
 PLAIN = ("bench", "cli", "fast", "kernel", "ledger", "policy", "readers")
-LONG = {"security": 2, "e2e": 1, "contract": 1, "runtime": 1, "sdk": 1}  # and how many parts each of the others is
+LONG = {"e2e": 3, "security": 2, "contract": 1, "runtime": 1, "sdk": 1}  # and how many parts each of the others is
 
 
 class Part(NamedTuple):
