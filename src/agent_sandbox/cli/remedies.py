@@ -136,7 +136,7 @@ def remedy_here() -> str:
 
     here = Situation.look()
     namespaces_work, overlays_work = probes.user_namespace().worked, probes.overlay().worked
-    if here.root and overlays_work and not probes.idmapped_root().worked:
+    if here.root and namespaces_work and overlays_work and not probes.idmapped_root().worked:
         return idmapping_remedy(here)
     return "" if namespaces_work and overlays_work else remedy(here, namespaces_work=namespaces_work)
 
