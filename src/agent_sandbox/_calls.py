@@ -1,4 +1,4 @@
-"""What `Sandbox`, `Workspace` and sessions share: arguments checked and made values, output as text, and the calls that are under way.
+"""Helpers of `Sandbox`, `Workspace` and sessions. They check arguments, decode output, and keep the list of calls that are under way.
 
 Programs do not import this. A value of the wrong type is a mistake of the calling program: it raises TypeError, which names the argument.
 """

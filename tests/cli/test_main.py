@@ -1,4 +1,4 @@
-"""Whatever goes wrong in a verb, the user gets a sentence and a documented exit code."""
+"""A verb that fails unexpectedly prints one sentence and exits with a documented code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What programs may use: these names, and no others. A name that is added or taken away is a decision, made here as well."""
+"""The public names of the package. The tests list them all, so that nobody adds or removes a name by accident."""
 
 from __future__ import annotations
 

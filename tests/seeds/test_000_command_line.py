@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.program import Shell
+from tests.e2e.sitting import sitting
 
 
 @pytest.fixture
@@ -47,5 +48,8 @@ def test_show_diff_without_executing(shell: Shell, project: Path) -> None:
 def test_show_the_status_and_reset_the_virtual_filesystem(shell: Shell) -> None:
     shell("run", "echo changed > greeting.txt")
     assert b"changes   1 " in shell("status").stdout
-    assert shell("reset", "--yes").returncode == 0
+    with sitting(shell, "reset") as person:
+        person.expect(b"[y/N] ")
+        person.type(b"y\r")
+        assert person.end() == 0
     assert b"changes   1 " not in shell("status").stdout and shell("run", "cat greeting.txt").stdout == b"hello\n"

@@ -237,7 +237,7 @@ def _fault(error: Exception) -> ErrorResult:
         import traceback  # only for developers
 
         traceback.print_exception(error)
-    hint = f"see where it happened: run the same with {_DEBUG}=1; what a run changed is still in the sandbox"
+    hint = f"see where it happened: run the same with {_DEBUG}=1"
     if isinstance(error, OSError):
         message = f"the system refused: {error.strerror or error}{f': {_text(error.filename)!r}' if error.filename else ''}"
     else:

@@ -1,4 +1,4 @@
-"""What one user compiled and others use: it counts only where nobody but root and this user can write, on the whole way to it."""
+"""Compiled files that users share. A file is used only if nobody but root and this user can write to it or to a directory above it."""
 
 from __future__ import annotations
 

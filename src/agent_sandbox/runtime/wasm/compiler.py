@@ -122,7 +122,7 @@ def _parse_arguments(words: list[str]) -> tuple[Cache, Sequence[str], Package]:
     _, packages, encoded_cache, wanted, *package = words
     sys.path.extend(path for path in packages.split(os.pathsep) if path and path not in sys.path)
     directory, records, key, others, public = json.loads(encoded_cache)
-    # What is compiled for all users must be where all find it.
+    # A set for all users must be whole in their directory: files in a user's own cache do not count.
     cache = Cache(directory, records, key, () if public else tuple((each, digests) for each, digests in others), public)
     return cache, tuple(dict.fromkeys((MODULE, wanted))), Package(*package)
 
