@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -205,6 +206,26 @@ def test_a_session_can_be_killed_from_another_thread_while_it_runs_and_while_it_
             with pytest.raises(SandboxError, match="has ended"):
                 each.run("1")
     assert sandbox.execute("print(1)").stdout == "1\n"
+
+
+def test_a_turn_that_ends_by_itself_while_it_is_killed_has_been_killed(sandboxes: Make) -> None:
+    """The kill is made slow: the guest's init sleeps, so that the guest can end its turn first."""
+    later: list[threading.Timer] = []
+
+    def kill() -> None:
+        opened = session._turns._opened
+        assert opened is not None
+        init: int = opened.guest.init  # type: ignore[attr-defined]
+        os.kill(init, signal.SIGSTOP)
+        later.append(threading.Timer(1.0, os.kill, (init, signal.SIGCONT)))
+        later[0].start()
+        session.kill()
+
+    with sandboxes(tools={"kill": kill}).session() as session:
+        killed = session.run("kill()")
+        assert killed.exit is not None and killed.exit.reason is ExitReason.KILLED
+        assert session.ended
+    later[0].join()
 
 
 def test_two_threads_take_turns_one_after_the_other(sandboxes: Make) -> None:

@@ -418,7 +418,9 @@ class ProcessGuest:
         if talk is not None:
             talk.join(poller)
         while control in poller and "exit" not in self._messages:
-            if talk is not None and talk.said is not None:
+            if (
+                talk is not None and talk.said is not None and not self._killed
+            ):  # a guest that was killed has no next turn, whatever it says
                 return talk.said
             if talk is not None and talk.lost:
                 self._end("garbled")
