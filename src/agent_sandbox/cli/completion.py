@@ -39,10 +39,15 @@ _FISH = """function __agent_sandbox_words
     set -l line (commandline -opc)
     set -l current (commandline -ct)
     set -e line[1]
-    command agent-sandbox completion words -- $line "$current" 2>/dev/null
+    set -l found (command agent-sandbox completion words -- $line "$current" 2>/dev/null)
+    if set -q found[1]
+        printf '%s\\n' $found
+    else
+        __fish_complete_path "$current"
+    end
 end
-complete -c agent-sandbox -a '(__agent_sandbox_words)'
-complete -c agentbox -a '(__agent_sandbox_words)'
+complete -c agent-sandbox -f -a '(__agent_sandbox_words)'
+complete -c agentbox -f -a '(__agent_sandbox_words)'
 """
 _SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 _SAFE = re.compile(r"[A-Za-z0-9._,:/@%+-]+")
