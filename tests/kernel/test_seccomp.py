@@ -299,8 +299,8 @@ def test_a_thread_has_the_descriptors_of_its_process() -> None:
     """Those in a table of its own would not be in /proc/PID/fd, where init counts them."""
     thread, files, memory, handlers = 0x10000, 0x400, 0x100, 0x800
     # Invalid together, so that none is made: a thread must share the signal handlers, and whoever shares those the memory.
-    calls = [("clone", (thread | extra,)) for extra in (0, memory, handlers, 1 << 32 | handlers, files | handlers)]
-    unshared = [("close_range", (9, 8, flags)) for flags in (2, 2 | 1 << 32, 6, 0, 4)]
+    calls: list[tuple[str, Call]] = [("clone", (thread | extra,)) for extra in (0, memory, handlers, 1 << 32 | handlers, files | handlers)]
+    unshared: list[tuple[str, Call]] = [("close_range", (9, 8, flags)) for flags in (2, 2 | 1 << 32, 6, 0, 4)]
     confined, control = answers(calls + unshared, confine=filtered), answers(calls + unshared, confine=None)
     assert confined == [errno.EPERM] * 4 + [errno.EINVAL] + [errno.EPERM] * 3 + [errno.EINVAL] * 2
     assert control == [errno.EINVAL] * 10
