@@ -40,6 +40,10 @@ class CounterWatch:
         self.interval = TICK if alone else QUIET_TICK
         self.socket_bytes = 0  # at the last look
 
+    def close(self) -> None:
+        """Stop watching."""
+        self._meter.close()
+
     def look(self) -> str:
         """Return what the run has used up: "memory", "share", or "" for nothing. Sets `interval`, the time until the next look."""
         began = time.monotonic()

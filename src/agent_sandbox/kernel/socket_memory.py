@@ -49,6 +49,12 @@ class SocketMeter:
         self._kinds = kinds
         self._link: socket.socket | None = None
 
+    def close(self) -> None:
+        """Close the socket on which the kernel is asked."""
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
     def unseen(self) -> list[str]:
         """Return the names of the kinds that this kernel does not tell about."""
         return [
