@@ -135,11 +135,17 @@ def set_up(places: Sequence[str], around: Surroundings, *, forget: Callable[[Dec
         )
     bench = DecoyBench(os.path.realpath(path), f"CANARY-{secrets.token_hex(12)}", around)
     os.environ[VARIABLE] = bench.token
+    held = -1
     try:
         _plant(bench)
+        # Held open, and inheritable, before any sandbox is made: a keeper is forked early, and inherits what is open then.
+        held = os.open(bench.secrets[0], os.O_RDONLY)
+        os.set_inheritable(held, True)
         yield bench
     finally:
         del os.environ[VARIABLE]
+        if held >= 0:
+            os.close(held)
         _remove(bench, forget)
         os.close(lock)
 

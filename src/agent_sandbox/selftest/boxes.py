@@ -111,9 +111,10 @@ def program(module: str) -> str:
 def read_answer(attempt: Attempt, output: bytes, errors: bytes, *, ended: str = "", limits_hit: tuple[str, ...] = ()) -> AttemptResult:
     """Return the findings that an attempt printed. Raises `NoAnswer` if there are none, unless the attempt's `may_end` is set."""
     for line in output.splitlines():
-        if line.startswith(_ANSWER):
+        _, mark, text = line.partition(_ANSWER)  # a terminal may have echoed something before it
+        if mark:
             try:
-                answer = literal_eval(line.removeprefix(_ANSWER).decode())
+                answer = literal_eval(text.decode())
             except (ValueError, SyntaxError):  # cut off at its end
                 break
             return AttemptResult(answer["reached"], answer["refused"], True, ended, limits_hit, len(output))

@@ -3,8 +3,8 @@
 The function plants decoys, lets an attempt run in a box, and looks from outside. It is called with the bare machine first; there the attack
 must succeed, or the probe proves nothing. `judge` compares the findings on the bare machine with the findings in the sandbox.
 
-A probe with `own_control` attacks the product itself, or one wall alone. It has no bare machine to compare with. So it first does the honest
-deed, or the same deed without the wall, and raises `NoAnswer` if that does not work.
+A probe with `own_control` attacks the product itself, or one wall alone, and has no bare machine to compare with. So it also does the
+honest deed, or the deed without the wall, and raises `NoAnswer` if that does not work.
 """
 
 from __future__ import annotations

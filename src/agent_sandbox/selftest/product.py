@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TextIO
 
 from agent_sandbox._fast.values import dataclass
 from agent_sandbox.assembly import Assembly, Host
@@ -50,16 +51,13 @@ class Product:
 
     @contextmanager
     def scratch(self, bench: DecoyBench, policy: str = "") -> Iterator[Scratch]:
-        """Make a scratch project with this policy file, for the length of the block."""
+        """Make a scratch project with this policy file, in the bench."""
         top = tempfile.mkdtemp(prefix="product-", dir=bench.path)
         place = Scratch(top)
         for directory in (place.project, place.home, place.elsewhere):
             os.mkdir(directory, mode=0o700)
         place.write("agent-sandbox.toml", policy)
-        try:
-            yield place
-        finally:
-            place("reset", "--yes")  # releases the disk image of the sandbox; the bench removes the files
+        yield place  # the bench removes it with everything else
 
 
 @dataclass(frozen=True)
@@ -165,8 +163,8 @@ class Scratch:
 
     def _perform(self, line: tuple[str, ...], prepare: Callable[[], None], output: int, errors: int) -> int:
         """Become a process of the command line: its directory, environment, streams and signals. Returns its exit code."""
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_DFL)
+        for ending in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(ending, signal.SIG_DFL)
         os.chdir(self.project)
         path = os.environ.get("PATH", os.defpath)
         os.environ.clear()
@@ -175,12 +173,16 @@ class Scratch:
         nowhere = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         for number, stream in enumerate((nowhere, output, errors)):
             os.dup2(stream, number)
-        sys.stdout, sys.stderr = (open(number, "w", encoding="utf-8", errors="surrogateescape", closefd=False) for number in (1, 2))
+        sys.stdout, sys.stderr = map(_writer, (1, 2))
         prepare()
         code = main(list(line))
         sys.stdout.flush()
         sys.stderr.flush()
         return code
+
+
+def _writer(stream: int) -> TextIO:
+    return open(stream, "w", encoding="utf-8", errors="surrogateescape", closefd=False)
 
 
 def _ended(pid: int) -> int:

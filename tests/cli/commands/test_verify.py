@@ -12,7 +12,7 @@ from agent_sandbox.cli.commands import verify
 from agent_sandbox.cli.main import main
 from agent_sandbox.selftest.bench import SCRIPTS, DecoyBench
 from agent_sandbox.selftest.boxes import Bare, Found
-from agent_sandbox.selftest.probe import BOTH, RUN, SDK, Probe, judge, look
+from agent_sandbox.selftest.probe import BOXES, RUN, SDK, Probe, judge, look
 from agent_sandbox.selftest.probes import PROBES
 
 HELD, BROKEN = Found({}, {"way": "refused", "other": "refused"}), Found({"way": "seen"})
@@ -59,7 +59,7 @@ def test_a_probe_that_breaks_is_told_in_its_place_and_the_others_go_on(tmp_path:
 def test_every_probe_has_a_name_of_its_own_a_sentence_and_a_box() -> None:
     assert len({probe.name for probe in PROBES}) == len(PROBES) > 30
     assert [probe.name for probe in PROBES if not (probe.claim.endswith(".") and probe.tries)] == []
-    assert [probe.name for probe in PROBES if not probe.boxes or not set(probe.boxes) <= set(BOTH)] == []
+    assert [probe.name for probe in PROBES if not probe.boxes or not set(probe.boxes) <= set(BOXES)] == []
 
 
 class Forgotten(Bare):

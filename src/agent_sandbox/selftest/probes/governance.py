@@ -17,8 +17,7 @@ from agent_sandbox.engine.approvals.question import Answer, Decision, Question, 
 from agent_sandbox.engine.gate import Granted
 from agent_sandbox.ledger import private_files
 from agent_sandbox.policy.action import RunCommand
-from agent_sandbox.policy.tokens import attenuate, caveats_of, parse, spell
-from agent_sandbox.policy.tokens import Only, Token
+from agent_sandbox.policy.tokens import Only, Token, attenuate, caveats_of, parse, spell
 from agent_sandbox.selftest.bench import DecoyBench
 from agent_sandbox.selftest.boxes import Found, NoAnswer
 from agent_sandbox.selftest.probe import PRODUCT, Probes
@@ -116,7 +115,7 @@ def own_state(bench: DecoyBench, product: Product) -> Found:
 def found_secrets(bench: DecoyBench, product: Product) -> Found:
     words = b64encode(os.urandom(96)).decode()
     key = f"-----BEGIN PRIVATE KEY-----\n{words[:64]}\n{words[64:]}\n-----END PRIVATE KEY-----\n"
-    texts = {"deploy.pem": key, "config.json": json.dumps({"api_key": words[:40]}), "plain.txt": f"{words}\n"}
+    texts = {"deploy.pem": key, "gradle.properties": f"signing_key={words[:40]}\n", "plain.txt": f"{words}\n"}
     with product.scratch(bench) as place:
         for name, text in texts.items():
             place.write(name, text)
@@ -289,7 +288,7 @@ def _moved(place: Scratch, other: Scratch) -> Scratch:
 @SUBJECT.probe(
     "plans",
     "A saved plan is carried out exactly as it was shown, once, or not at all.",
-    "alters the text of a plan, the files it holds, and the real files it rests on; carries it out an hour later, and twice",
+    "alters the text of a plan, the files it holds, and the real files it rests on; carries it out when it is too old, and twice",
     boxes=(PRODUCT,),
     own_control=True,
 )
@@ -307,11 +306,12 @@ def plans(bench: DecoyBench, product: Product) -> Found:
             place(*carry)
             got[way] = any(place.read(name) is not None for name in ("made", "nade"))
             path.write_bytes(shown)
-        _later(place)(*carry)
-        got["an_hour_later"] = place.read("made") is not None
-        if got["an_hour_later"] or got["text_altered"] or got["files_altered"]:
+        os.utime(text, times=(time.time() - 2 * _HOUR,) * 2)
+        place(*carry)
+        got["too_old"] = place.read("made") is not None
+        if any(got.values()):
             return findings(**got)
-        # An hour later, the plan itself has been removed.
+        # The old plan has been removed.
         digest = json.loads(place.must("--json", "sim", "echo two > file; echo new > made").out)["digest"]
         carry = ("carry-out", digest, "--yes")
         place.write("file", "mine\n")
@@ -337,8 +337,8 @@ def plans(bench: DecoyBench, product: Product) -> Found:
 )
 def ledger_altered(bench: DecoyBench, product: Product) -> Found:
     with product.scratch(bench) as place:
-        for word in ("true", "false", "true"):
-            place("run", "--", word)
+        place("run", "--throw-away", "--", "false")
+        place.must("run", "--throw-away", "--", "true")
         place.must("log", "verify")
         ledger = Path(place.state, "ledger.jsonl")
         written = ledger.read_bytes()

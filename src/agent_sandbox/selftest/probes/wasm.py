@@ -43,7 +43,7 @@ def engine(bench: DecoyBench, box: Bare | Compiled) -> Found:
     reached = {way: "the token" for way, seen in ran.reached.items() if bench.token in seen}
     reached |= {way: seen for way, seen in ran.reached.items() if way in shown}
     reached |= {"connect": "we heard it"} if heard else {}
-    reached |= {"write": f"{each} is there" for each in made}
+    reached |= {"write": f"{', '.join(made)} is there"} if made else {}
     return Found(reached, {way: why for way, why in ran.refused.items() if way not in reached})
 
 
