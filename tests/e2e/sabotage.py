@@ -297,7 +297,7 @@ def descriptors_kept() -> None:
     def close_range(first: int, last: int) -> None:
         for fd in sorted({int(name) for name in os.listdir("/proc/self/fd")} - held()):
             with suppress(OSError):
-                if fd >= first:
+                if first <= fd <= last:
                     os.close(fd)
 
     wire.close_others = lambda kept: close_others({*kept, *held()})
@@ -366,7 +366,7 @@ def no_memory_limit() -> None:
 @sabotage("processor-limit")
 def no_processor_limit() -> None:
     limit_lifted("cpu_seconds")
-    module("runtime.process.guest_handle").ProcessGuest._outgrown = lambda guest: False
+    cgroups.Cgroup.cpu_seconds = lambda group: 0.0
 
 
 @sabotage("process-limit")
@@ -383,6 +383,8 @@ def no_open_files_limit() -> None:
 def no_time_limit() -> None:
     ProcessGuest = module("runtime.process.guest_handle").ProcessGuest
 
+    allow = ProcessGuest._allow
+    ProcessGuest._allow = lambda guest, wall: allow(guest, 1e6)
     ProcessGuest._deadline = lambda guest, wall: guest._began + 1e6
 
 
@@ -474,10 +476,14 @@ def nothing_is_protected() -> None:
 
 @sabotage("project-scope")
 def scope_ignored() -> None:
-    promote = module("engine.promote")
+    options = module("cli.options").PromoteOptions
+    read = options.read
 
-    selected = promote.selected
-    promote.selected = lambda everything, project, wanted: selected(everything, project, replace(wanted, system=True))
+    def everywhere(request: Any) -> Any:
+        asked = read(request)
+        return replace(asked, policy=replace(asked.policy, system=True))
+
+    options.read = everywhere
 
 
 @sabotage("promotion-journal")
@@ -534,9 +540,13 @@ def layers_widen() -> None:
 
 @sabotage("approvals")
 def every_seal_is_good() -> None:
-    encoding = module("_fast.encoding")
+    question = module("engine.approvals.question")
 
-    encoding.same = lambda *_: True
+    def opened(content: bytes, key: object) -> Any:
+        _, digest, decision, by, until, *_ = content.decode().split("\n")
+        return question.Answer(digest, question.Decision(decision), by, float(until))
+
+    question.opened = opened
 
 
 @sabotage("capabilities")
@@ -555,12 +565,13 @@ def altered_plans_are_read() -> None:
 
 @sabotage("ledger-entries")
 def nothing_recorded() -> None:
-    Ledger = module("ledger.writer").Ledger
+    event, Ledger = module("ledger.event"), module("ledger.writer").Ledger
+    record = Ledger.record
 
-    Ledger.record = lambda *_, **__: Entry()
+    def something_else(ledger: Any, what: Any, **more: Any) -> Any:
+        return record(ledger, event.Noted("sabotage", {}) if isinstance(what, event.Intent) else what, **more)
 
-    class Entry:
-        sequence = 1
+    Ledger.record = something_else
 
 
 @sabotage("ledger-chain")

@@ -111,6 +111,8 @@ def look(probes: Iterable[Probe], bench: DecoyBench, box: object, *, starting: C
             seen[probe.name] = Absent(error.message)
         except (SandboxError, OSError) as error:
             seen[probe.name] = str(error)
+        except Exception as error:  # a probe that breaks has shown nothing, and the others go on
+            seen[probe.name] = f"{type(error).__name__}: {error}"
     return seen
 
 

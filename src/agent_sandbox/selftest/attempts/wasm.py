@@ -39,14 +39,9 @@ def _process() -> str:
     return f"exit code {subprocess.run([sys.executable, '-I', '-S', '-c', 'pass'], check=True).returncode}"
 
 
-def spin() -> Deeds:
-    """Return a way to go on for ever."""
-    return {"fuel": _spin}
-
-
-def _spin() -> None:
-    while True:
-        pass
+def go_on(steps: int) -> Deeds:
+    """Return a way to go on for this many steps of a loop."""
+    return {"fuel": lambda: f"{sum(1 for _ in range(steps)):,} steps"}
 
 
 def show_chance() -> Deeds:

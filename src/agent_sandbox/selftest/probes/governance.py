@@ -156,6 +156,7 @@ class _Desk:
         self._key = private_files.load_key(place.keys).derived(questions.PURPOSE)
         self._now = time.time()
         self._act: Callable[[], object] = lambda: None
+        self._acted = False
         self._place = place
         self.used = b""  # the answer to the honest question
         directory = os.path.join(place.state, "approvals")
@@ -164,7 +165,7 @@ class _Desk:
 
     def grants(self, act: Callable[[], object]) -> bool:
         """Ask a new question, act while it waits, and return whether it is granted."""
-        self._act = act
+        self._act, self._acted = act, False
         self._number += 1
         action = canonical_form(RunCommand(("touch", f"marked-{self._number}"), self._place.project))
         asked = Question(action, "p" * 64, "box", f"run{self._number}", "it asks", self._now, self._now + _WAIT_SECONDS, asker=os.getuid())
@@ -213,14 +214,12 @@ class _Desk:
         return list(Path(self._place.state, "approvals", "waiting").glob("?" * 64))
 
     def _pause(self) -> None:
-        """Act at the first pause of a question. At every later one, let its time pass."""
-        act, self._act = self._act, lambda: None
-        act()
+        """Act at the first pause of a question. At the next one, when the deed has had its chance, let the time of the question pass."""
         if self._acted:
             self._now += _WAIT_SECONDS
-        self._acted = not self._acted
-
-    _acted = False
+        else:
+            self._acted = True
+            self._act()
 
 
 @SUBJECT.probe(
@@ -305,11 +304,13 @@ def plans(bench: DecoyBench, product: Product) -> Found:
             path.write_bytes(shown.replace(*change))
             place(*carry)
             got[way] = any(place.read(name) is not None for name in ("made", "nade"))
+            if got[way]:
+                return findings(**got)  # the plan is used up
             path.write_bytes(shown)
         os.utime(text, times=(time.time() - 2 * _HOUR,) * 2)
         place(*carry)
         got["too_old"] = place.read("made") is not None
-        if any(got.values()):
+        if got["too_old"]:
             return findings(**got)
         # The old plan has been removed.
         digest = json.loads(place.must("--json", "sim", "echo two > file; echo new > made").out)["digest"]

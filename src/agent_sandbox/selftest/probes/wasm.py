@@ -15,7 +15,7 @@ from agent_sandbox.selftest.sandboxed import Compiled
 
 SUBJECT = Probes("wasm", "seccomp", "namespaces")
 
-_FUEL = 50_000_000  # spent in a fraction of a second
+_FUEL, _STEPS = 50_000_000, 2_000_000  # each step takes hundreds of instructions: the fuel is spent in a fraction of a second
 _NAMESPACES = ("mnt", "pid", "net", "ipc", "uts", "user", "cgroup")
 
 
@@ -85,16 +85,16 @@ def _namespaces(pid: int) -> dict[str, str]:
 @SUBJECT.probe(
     "wasm-fuel",
     "Code that has used up its fuel is ended.",
-    f"goes on for ever with a fuel of {_FUEL:,}",
+    f"goes on for {_STEPS:,} steps of a loop with a fuel of {_FUEL:,} instructions",
     boxes=(WASM,),
     own_control=True,
 )
 def fuel(bench: DecoyBench, box: Compiled) -> Found:
     if not box.run(Attempt("files", "nothing", limits={"fuel": 100 * _FUEL})).reached:
         raise NoAnswer("with enough fuel nothing runs either")
-    ran = box.run(Attempt("wasm", "spin", limits={"fuel": _FUEL}, may_end=True))
+    ran = box.run(Attempt("wasm", "go_on", {"steps": _STEPS}, limits={"fuel": _FUEL}, may_end=True))
     ended = "fuel" in ran.limits_hit
-    return Found({} if ended else {"fuel": f"it ended with: {ran.ended}"}, {"fuel": ran.ended} if ended else {})
+    return Found({} if ended else {"fuel": ran.reached.get("fuel", f"it ended with: {ran.ended}")}, {"fuel": ran.ended} if ended else {})
 
 
 @SUBJECT.probe(
