@@ -187,4 +187,4 @@ def _verdict(wall: Wall, results: Sequence[Result]) -> WallVerdict:
         return WallVerdict(wall, "held")
     if missed:
         return WallVerdict(wall, "absent", missed[0].why)
-    return WallVerdict(wall, "absent", "this machine refuses the attack without the wall, too")
+    return WallVerdict(wall, "absent", "for this user the attack does not succeed without the wall either")
