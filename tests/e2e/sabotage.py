@@ -42,7 +42,7 @@ usage = module("kernel.usage")
 wire = module("kernel.wire")
 
 SABOTAGES: dict[str, Callable[[], None]] = {}
-ONLY_ROOT: set[str] = set()  # walls that only root has, or that only root can tear down alone
+ONLY_ROOT: set[str] = set()  # walls that only root has, or without which nobody else can start a sandbox at all
 
 
 def sabotage(*walls: str, root: bool = False) -> Callable[[Callable[[], None]], Callable[[], None]]:
@@ -86,7 +86,7 @@ def let(*calls: str) -> None:
     seccomp.compile_filter.cache_clear()
 
 
-@sabotage("mount-namespace")
+@sabotage("mount-namespace", root=True)
 def no_view() -> None:
     def build(identity: Any, plan: object) -> tuple[Any, int]:
         namespaces.raise_loopback()
@@ -98,7 +98,7 @@ def no_view() -> None:
         no_user_namespace()
 
 
-@sabotage("process-namespace")
+@sabotage("process-namespace", root=True)
 def no_pid_namespace() -> None:
     without_namespace(sc.CLONE_NEWPID)
 
@@ -232,7 +232,7 @@ def nothing_is_found() -> None:
     secret_search.hidden_in_project = lambda *_, **__: secret_search.SecretFiles((), frozenset())
 
 
-@sabotage("own-proc", root=True)
+@sabotage("own-proc")
 def proc_of_the_machine() -> None:
     def bind(step: object, site: object) -> None:
         with mount_tools.directory_for("/proc") as place:
@@ -315,7 +315,7 @@ def init_dumpable() -> None:
     landlock.enforce = nothing  # it keeps other processes' memory apart, too
 
 
-@sabotage("signals")
+@sabotage("signals", root=True)
 def processes_in_reach() -> None:
     no_pid_namespace()
     if os.geteuid() == 0:
@@ -406,7 +406,7 @@ def core_dumps() -> None:
     usage.CORE_BYTES = 2
 
 
-@sabotage("fresh-scratch")
+@sabotage("fresh-scratch", root=True)
 def scratch_of_the_machine() -> None:
     private = mount_steps._tmpfs
 
@@ -420,7 +420,7 @@ def scratch_of_the_machine() -> None:
     _exchange_step("_tmpfs", bind)
 
 
-@sabotage("end-of-run")
+@sabotage("end-of-run", root=True)
 def background_lives_on() -> None:
     no_pid_namespace()
 
