@@ -23,7 +23,7 @@ from agent_sandbox.selftest.sandboxed import Cloned, Locked
 from agent_sandbox.selftest.walls import ATTACKED, NOT_ATTACKED, WALLS, Wall
 from agent_sandbox.workspace.store import SandboxState, Store
 from tests import compiled
-from tests.e2e.sabotage import ONLY_ROOT, SABOTAGES, leave_out
+from tests.e2e.sabotage import NOTHING, ONLY_ROOT, SABOTAGES, leave_out
 
 # The probes are the same for everybody; that each can fail is shown as root in `make test`, and for others too in `make torture`.
 pytestmark = pytest.mark.torture if os.geteuid() else pytest.mark.slow
@@ -72,7 +72,7 @@ def verified(tmp_path: Path, wall: str, *probes: str) -> tuple[int, dict[str, An
     """Run `verify` of a product in which this wall is torn down. Returns its exit code and its document."""
     places = {name: tmp_path / name for name in ("home", "bench", "project")}
     for place in places.values():
-        place.mkdir()
+        place.mkdir(parents=True)
     compiled.offer(tmp_path / "cache", tmp_path / "state")
     (places["project"] / "agent-sandbox.toml").touch()
     chosen = {
@@ -98,9 +98,12 @@ def verified(tmp_path: Path, wall: str, *probes: str) -> tuple[int, dict[str, An
 def test_each_wall_that_is_torn_down_is_noticed_and_named(tmp_path: Path, wall: Wall) -> None:
     if wall.name in ONLY_ROOT and os.geteuid():
         pytest.skip("only root has this wall, or can start a sandbox without it")
-    code, document = verified(tmp_path, wall.name, *{attack.partition(":")[0] for attack in wall.attacks})
+    probes = {attack.partition(":")[0] for attack in wall.attacks}
+    code, document = verified(tmp_path / "without", wall.name, *probes)
     (verdict,) = (each for each in document["walls"] if each["wall"] == wall.name)
-    if verdict["status"] == "absent":
+    if verdict["status"] == "absent":  # only if it is not here either while nothing is torn down
+        _, document = verified(tmp_path / "with", NOTHING, *probes)
+        assert verdict in document["walls"], "a wall that was torn down must not pass for one that this machine lacks"
         pytest.skip(f"this wall is not here, which verify says: {verdict['why']}")
     assert verdict["status"] == "broken", document["results"]
     assert code == 1 and document["held"] is False
