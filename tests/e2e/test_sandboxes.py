@@ -127,7 +127,7 @@ def test_prune_removes_a_sandbox_by_name_and_refuses_names_that_are_none(shell: 
 
 def test_a_run_that_starts_while_prune_removes_gets_a_whole_sandbox(shell: Shell, project: Path) -> None:
     """Whoever of the two has the lock first, the other finds the sandbox as it was or a new one."""
-    for _ in range(5):
+    for _ in range(3):
         assert shell("run", "echo x > old").returncode == 0
         name = str(named(shell)[project.name]["sandbox"])
         with shell.start("prune", "--yes", name) as pruning, shell.start("run", "--", "sh", "-c", "echo x > new; ls") as running:
