@@ -56,7 +56,7 @@ class SandboxResult:
     changes: ChangeSet = NOTHING_CHANGED  # its captured changes; recorded if file writes are allowed
     route: Route | None = None  # the runtime, the reason for it, the other runtimes, and what a first run in another runtime lacked
     verdict: Verdict | None = None  # the verdict of the policy; None if the input was invalid, so that it was not judged
-    limits_hit: tuple[str, ...] = ()  # of "wall", "cpu", "memory", "processes", "output", "disk", "fuel", "lifetime"
+    limits_hit: tuple[str, ...] = ()  # of "wall", "cpu", "memory", "processes", "output", "disk", "share", "fuel", "lifetime"
     notes: tuple[str, ...] = ()  # what is weaker or different than a caller may expect
     value: Any = None  # the value of the last expression of a turn, as data: see `SandboxSession`
     value_repr: str | None = None  # the `repr` of this value if it is not data; then `value` is None
@@ -153,6 +153,8 @@ def _error(outcome: Outcome, language: str | None, wall: str) -> str:
             return "too much output: it went on far beyond the output limit and was ended"
         case ExitReason.DISK_LIMIT:
             return "too much written: the disk limit was reached"
+        case ExitReason.SHARE_LIMIT:
+            return "too much of the machine: it held more than a run's share of the open files or closing connections of the machine"
         case ExitReason.GARBLED:
             return f"ended for a malformed message to its host: {outcome.refused}"
         case ExitReason.KILLED:

@@ -179,3 +179,22 @@ def test_layers_on_disk_are_watched(box: Box) -> None:
     outcome = kept.shell("while :; do head -c 1000000 /dev/zero >> big; sleep 0.02; done")
     assert outcome.exit.reason is ExitReason.DISK_LIMIT, outcome.exit
     assert "disk" in outcome.exit.limits_hit
+
+
+SERVE = """
+import http.server, threading, urllib.request
+class Much(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers()
+        for _ in range(100): self.wfile.write(bytes(1 << 20))
+    def log_message(self, *words): pass
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Much)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/") as answer:
+    print(sum(len(part) for part in iter(lambda: answer.read(65536), b"")) >> 20)
+"""
+
+
+def test_a_server_and_its_client_pass_100_megabytes_over_loopback(box: Box) -> None:
+    for limits in (GENEROUS, replace(GENEROUS, memory_bytes=128 * MIB)):
+        assert box.with_(limits=limits).run("python3", "-c", SERVE).stdout == b"100\n"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from agent_sandbox.selftest.walls import NOT_ATTACKED
 from tests.e2e.program import PROGRAM, Shell, words
 from tests.e2e.test_bad_input import NO_USER_NAMESPACES, in_namespace
 from tests.patience import until
@@ -63,7 +65,10 @@ def test_every_promise_holds_here_and_nothing_is_left_or_changed(user: Shell, tm
     fields = {"probe", "box", "status", "claim", "tried", "why", "reached", "shown", "unshown", "excused", "remedies"}
     assert {frozenset(row) for row in document["results"]} == {frozenset(fields)}
     assert all(row["shown"] for row in document["results"] if row["status"] == "pass"), "nothing passes that cannot succeed"
-    assert {row["box"] for row in document["results"]} == {"run", "sdk"}
+    assert {row["box"] for row in document["results"]} == {"run", "sdk", "wasm", "product"}
+    walls = {row["wall"]: row["status"] for row in document["walls"]}
+    assert [wall for wall, status in walls.items() if status in ("broken", "not shown")] == []
+    assert [wall.name for wall in NOT_ATTACKED if walls[wall.name] != "not attacked"] == []
     hidden = next(row for row in document["results"] if row["probe"] == "hidden-places")
     assert str(tmp_path / "home" / ".ssh") in hidden["shown"], "the user's own secrets are among what is tried"
     assert (snapshot(user.cwd), snapshot(tmp_path / "home")) == before
@@ -85,7 +90,10 @@ def test_it_runs_also_where_there_is_no_project(user: Shell, tmp_path: Path) -> 
     assert there("run", "true").returncode == 2, "the home directory is no project unless it is named"
     done = there("verify")
     assert done.returncode == 0, done.stdout.decode()
-    assert done.stdout.decode().rstrip().splitlines()[-1].startswith("Everything that could be attacked here held")
+    said = done.stdout.decode()
+    last = said.rstrip().splitlines()[-1]
+    assert re.match(r"The \d+ walls that were attacked held", last) and last.endswith(f"{len(NOT_ATTACKED)} are not attacked.")
+    assert [wall.name for wall in NOT_ATTACKED if f"{wall.says} ({wall.why})" not in said] == [], "each is listed, with the reason"
 
 
 def test_where_no_sandbox_can_be_made_it_says_so_and_points_to_the_doctor(user: Shell, tmp_path: Path) -> None:

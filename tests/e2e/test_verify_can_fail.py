@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from agent_sandbox.policy.model import Policy, cloned
+from agent_sandbox.kernel import landlock, seccomp, syscall_rules
+from agent_sandbox.policy.model import Guarantee, Policy, cloned
 from agent_sandbox.selftest.bench import SCRIPTS, DecoyBench, Surroundings, set_up
 from agent_sandbox.selftest.boxes import Attempt, Bare, Box, Found
 from agent_sandbox.selftest.probe import Probe, judge, look
 from agent_sandbox.selftest.probes import PROBES
+from agent_sandbox.selftest.probes.confinement import landlock_rules, seccomp_rules
 from agent_sandbox.selftest.sandboxed import Cloned, Locked
+from agent_sandbox.selftest.walls import ATTACKED, NOT_ATTACKED, WALLS, Wall
 from agent_sandbox.workspace.store import SandboxState, Store
+from tests import compiled
+from tests.e2e.sabotage import NOTHING, ONLY_ROOT, SABOTAGES, leave_out
 
 # The probes are the same for everybody; that each can fail is shown as root in `make test`, and for others too in `make torture`.
 pytestmark = pytest.mark.torture if os.geteuid() else pytest.mark.slow
@@ -40,7 +49,7 @@ class NoSandbox(Bare):
         self.name = name
 
 
-@pytest.mark.parametrize("probe", PROBES, ids=lambda probe: probe.name)
+@pytest.mark.parametrize("probe", [probe for probe in PROBES if not probe.own_control], ids=lambda probe: probe.name)
 def test_it_fails_where_there_is_no_sandbox(bench: DecoyBench, probe: Probe) -> None:
     box = NoSandbox(bench, probe.boxes[-1])
     control, found = look([probe], bench, bench.bare)[probe.name], look([probe], bench, box)[probe.name]
@@ -49,6 +58,93 @@ def test_it_fails_where_there_is_no_sandbox(bench: DecoyBench, probe: Probe) -> 
         pytest.skip(f"this machine refuses it without a sandbox too: {result.why}")
     assert (result.status, result.bad) == ("fail", True), result
     assert result.reached, "and what was seen is told"
+
+
+def test_every_guarantee_and_every_probe_belongs_to_a_wall_and_every_attacked_wall_can_be_torn_down() -> None:
+    assert {guarantee for wall in WALLS for guarantee in wall.guarantees} == set(Guarantee)
+    assert len({wall.name for wall in WALLS}) == len(WALLS)
+    assert {attack.partition(":")[0] for wall in ATTACKED for attack in wall.attacks} == NAMED.keys()
+    assert SABOTAGES.keys() == {wall.name for wall in ATTACKED}
+    assert [wall.name for wall in NOT_ATTACKED if wall.attacks or not wall.why] == []
+
+
+def verified(tmp_path: Path, wall: str, *probes: str) -> tuple[int, dict[str, Any]]:
+    """Run `verify` of a product in which this wall is torn down. Returns its exit code and its document."""
+    places = {name: tmp_path / name for name in ("home", "bench", "project")}
+    for place in places.values():
+        place.mkdir(parents=True)
+    compiled.offer(tmp_path / "cache", tmp_path / "state")
+    (places["project"] / "agent-sandbox.toml").touch()
+    chosen = {
+        "HOME": places["home"],
+        "TMPDIR": places["bench"],
+        "XDG_CACHE_HOME": tmp_path / "cache",
+        "AGENT_SANDBOX_STATE": tmp_path / "state",
+    }
+    environment = {**os.environ, **{name: str(path) for name, path in chosen.items()}, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.e2e.sabotage", wall, *probes],
+        cwd=places["project"],
+        env=environment,
+        capture_output=True,
+        check=False,
+    )
+    document: dict[str, Any] = json.loads(done.stdout)
+    assert list(places["bench"].iterdir()) == [], "nothing is left"
+    return done.returncode, document
+
+
+@pytest.mark.parametrize("wall", ATTACKED, ids=lambda wall: wall.name)
+def test_each_wall_that_is_torn_down_is_noticed_and_named(tmp_path: Path, wall: Wall) -> None:
+    if wall.name in ONLY_ROOT and os.geteuid():
+        pytest.skip("only root has this wall, or can start a sandbox without it")
+    probes = {attack.partition(":")[0] for attack in wall.attacks}
+    code, document = verified(tmp_path / "without", wall.name, *probes)
+    (verdict,) = (each for each in document["walls"] if each["wall"] == wall.name)
+    if verdict["status"] == "absent":  # only if it is not here either while nothing is torn down
+        _, document = verified(tmp_path / "with", NOTHING, *probes)
+        assert verdict in document["walls"], "a wall that was torn down must not pass for one that this machine lacks"
+        pytest.skip(f"this wall is not here, which verify says: {verdict['why']}")
+    assert verdict["status"] == "broken", document["results"]
+    assert code == 1 and document["held"] is False
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("wall", ATTACKED, ids=lambda wall: wall.name)
+def test_the_whole_of_verify_notices_each_wall_that_is_torn_down(tmp_path: Path, wall: Wall) -> None:
+    if wall.name in ONLY_ROOT and os.geteuid():
+        pytest.skip("only root has this wall, or can start a sandbox without it")
+    code, document = verified(tmp_path, wall.name)
+    assert code == 1 and wall.name in {each["wall"] for each in document["walls"] if each["status"] == "broken"}
+
+
+RULES = sorted(syscall_rules.CONDITIONAL.keys() - {"arch_prctl", "mknod"})  # these two are not on every kind of machine
+
+
+@pytest.mark.parametrize("call", RULES)
+def test_each_rule_of_the_filter_that_is_missing_is_found(bench: DecoyBench, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    control = seccomp_rules(bench, None)
+    monkeypatch.setattr(syscall_rules, "CONDITIONAL", {name: rule for name, rule in syscall_rules.CONDITIONAL.items() if name != call})
+    monkeypatch.setattr(syscall_rules, "ALLOWED", syscall_rules.ALLOWED | {call})
+    seccomp.compile_filter.cache_clear()
+    try:
+        found = seccomp_rules(bench, None)
+    finally:
+        monkeypatch.undo()
+        seccomp.compile_filter.cache_clear()
+    assert control.reached == {}
+    assert found.reached and {way.partition(":")[0] for way in found.reached} == {call}, found
+
+
+@pytest.mark.parametrize("right", [*landlock.RIGHTS, *landlock.SCOPES])
+def test_each_rule_of_landlock_that_is_missing_is_found(bench: DecoyBench, monkeypatch: pytest.MonkeyPatch, right: str) -> None:
+    control = landlock_rules(bench, None)
+    if right not in control.refused or right == "REFER":
+        pytest.skip("this machine or this user cannot show it alone")
+    monkeypatch.setattr(landlock, "plan", landlock.plan)
+    leave_out(right)
+    found = landlock_rules(bench, None)
+    assert control.reached == {} and set(found.reached) == {right}, found
 
 
 def statuses(bench: DecoyBench, box: Cloned | Locked, *names: str) -> dict[str, str]:

@@ -270,14 +270,40 @@ def test_what_is_allowed_is_a_subset_of_what_containers_allow_by_default(evaluat
     assert {family for group in syscall_rules.CONDITIONAL["socket"] for family in group[0].values} == {1, 2, 10, 16}
 
 
-def test_a_guest_may_only_tighten_the_filter() -> None:
-    def act() -> list[int]:
-        filtered()
-        filtered(processes=False)
-        filtered()
-        return [answer(NUMBERS["clone"], signal.SIGCHLD), answer(NUMBERS["getpid"])]
+def test_a_guest_adds_no_filters_whose_machine_code_the_whole_machine_pays_for() -> None:
+    """The kernel itself says EFAULT to the program that cannot be read, and EBADF to the socket that is none."""
+    filters = [("seccomp", (1, 0, 1)), ("seccomp", (1 | 1 << 32, 0, 1)), ("prctl", (22, 2, 1)), ("prctl", (22 | 1 << 32, 2, 1))]
+    sockets = [("setsockopt", (BAD, level, name, 1, 8)) for level, name in ((1, 26), (1, 50), (1, 51), (1, 52), (41, 32))]
+    others = [("seccomp", (2, 0, 1)), *[("setsockopt", (BAD, level, name, 1, 8)) for level, name in ((1, 7), (6, 26), (41, 26), (6, 1))]]
+    calls = filters + sockets + others
 
-    assert in_child(act) == [errno.EPERM, 0]
+    def permitted() -> None:
+        syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
+
+    confined, control = answers(calls, confine=filtered), answers(calls, confine=permitted)
+    assert confined == [errno.EINVAL] * 2 + [errno.EPERM] * 7 + [errno.EFAULT] + [errno.EBADF] * 4
+    assert control == [errno.EFAULT] * 4 + [errno.EBADF] * 5 + [errno.EFAULT] + [errno.EBADF] * 4
+
+
+def test_what_is_counted_for_the_whole_machine_is_not_handed_out() -> None:
+    """Asynchronous input and output of the old kind, and pages of the machine's pool of huge ones."""
+    requests = [("io_setup", (1, 1)), ("io_submit", (0, 0, 0)), ("io_destroy", (0,))]
+    huge = [("mmap", (0, 0, 0, 0x40022, BAD, 0)), ("memfd_create", (0, 0x4)), ("shmget", (0, 0, 0o4000))]
+    small = [("mmap", (0, 0, 0, 0x22, BAD, 0)), ("memfd_create", (0, 0)), ("shmget", (0, 0, 0))]
+    confined, control = answers(requests + huge + small, confine=filtered), answers(requests + huge + small, confine=None)
+    assert confined == [errno.ENOSYS] * 3 + [errno.EPERM] * 3 + [errno.EINVAL, errno.EFAULT, errno.EINVAL]
+    assert not {errno.ENOSYS, errno.EPERM} & set(control)
+
+
+def test_a_thread_has_the_descriptors_of_its_process() -> None:
+    """Those in a table of its own would not be in /proc/PID/fd, where init counts them."""
+    thread, files, memory, handlers = 0x10000, 0x400, 0x100, 0x800
+    # Invalid together, so that none is made: a thread must share the signal handlers, and whoever shares those the memory.
+    calls: list[tuple[str, Call]] = [("clone", (thread | extra,)) for extra in (0, memory, handlers, 1 << 32 | handlers, files | handlers)]
+    unshared: list[tuple[str, Call]] = [("close_range", (9, 8, flags)) for flags in (2, 2 | 1 << 32, 6, 0, 4)]
+    confined, control = answers(calls + unshared, confine=filtered), answers(calls + unshared, confine=None)
+    assert confined == [errno.EPERM] * 4 + [errno.EINVAL] + [errno.EPERM] * 3 + [errno.EINVAL] * 2
+    assert control == [errno.EINVAL] * 10
 
 
 def test_where_programs_are_named_there_are_no_files_in_memory() -> None:

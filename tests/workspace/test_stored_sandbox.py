@@ -24,6 +24,7 @@ from agent_sandbox.workspace.layers import history, image
 from agent_sandbox.workspace.originals.runs import TICK_NS
 from agent_sandbox.workspace.store import SandboxState, Store
 from agent_sandbox.workspace.stored_sandbox import Stored
+from tests.patience import until
 
 pytestmark = pytest.mark.needs_root
 ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
@@ -179,6 +180,22 @@ def test_a_larger_limit_is_grown_into_while_the_guest_writes(state: SandboxState
     size = 3 * image.ROOM >> 20
     outcome = run(f"head -c {size}M /dev/zero > big && stat -c %s big", disk=8 << 30)
     assert int(outcome.stdout) >> 20 == size and outcome.exit.limits_hit == (), outcome
+
+
+def test_after_a_run_the_disk_has_back_what_the_run_does_not_need(state: SandboxState, run: Run) -> None:
+    """The keeper does it, beside whoever ran."""
+    for disk in (8 << 30, 64 * MIB):
+        outcome = run("echo one > file; head -c 100M /dev/zero > big; rm big", disk=disk)
+        assert until(lambda: blocks_in(state.path) * 512 <= 16 * MIB), outcome
+    assert run("cat file").stdout == b"one\n"
+
+
+def test_a_guest_that_writes_at_once_and_fast_in_an_empty_sandbox_has_room(state: SandboxState, run: Run) -> None:
+    """Nothing grows before its first write: what a run may need is reserved before it starts."""
+    run("true")
+    assert until(lambda: blocks_in(state.path) * 512 <= 16 * MIB)
+    outcome = run("head -c 100M /dev/zero > big && stat -c %s big", disk=8 << 30)
+    assert int(outcome.stdout) >> 20 == 100, outcome
 
 
 def test_a_sandbox_that_says_it_has_layers_and_has_none_is_refused(state: SandboxState, run: Run) -> None:

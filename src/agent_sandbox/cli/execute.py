@@ -35,6 +35,7 @@ _ENDED = {
     ExitReason.FUEL_LIMIT: "the limit of instructions was reached (--fuel N)",
     ExitReason.DISK_LIMIT: "the disk limit was reached (--disk SIZE)",
     ExitReason.OUTPUT_LIMIT: "the output limit was reached",
+    ExitReason.SHARE_LIMIT: "it held more than a run's share of the machine's open files or closing connections",
 }
 
 

@@ -89,6 +89,8 @@ _OPTIONS = (
     Option("--approve", "KINDS", "approve these protected kinds of changes, separated by commas"),
     Option("--dry-run", help="show what would be done, and stop"),
     Option("--expect", "DIGEST", "promote only changes with this digest, which diff prints; 12 digits of it are enough"),
+    Option("--unused", "DAYS", "also sandboxes that were not used for so many days"),
+    Option("--unchanged", help="also sandboxes without changes"),
     Option("--forget", "SNAPSHOT", "forget this snapshot, by number or label"),
     Option("--since", "TIME", "only entries from then on: 2026-11-16, 2026-11-16T06:30, 30m, 2h, 7d"),
     Option("--until", "TIME", "only entries before then"),
@@ -297,6 +299,30 @@ with 3.""",
         "forget everything the sandbox changed",
         ("--yes",),
         details="On a terminal it asks first. Without one it needs --yes; else it forgets nothing, and exits with 3.",
+    ),
+    "list": Verb(
+        "list",
+        "list all your sandboxes: size, changes, last use, and whether their projects still exist",
+        project=False,
+        details="""The size is what a sandbox takes on the disk. Changes are those that were not promoted; caches do not count.""",
+    ),
+    "prune": Verb(
+        "prune [--unused DAYS] [--unchanged] [--dry-run] [--yes] | prune SANDBOX… [--dry-run] [--yes]",
+        "remove sandboxes whose project is gone, and what crashes left behind",
+        ("--unused", "--unchanged", "--dry-run", "--yes"),
+        (0, ANY),
+        project=False,
+        details="""  agent-sandbox prune --dry-run
+  agent-sandbox prune --unused 30 --unchanged
+  agent-sandbox prune app-1f2e3d4c5b6a7988
+
+It shows each sandbox that it would remove, why, how much space that frees, and what would be lost with it; then it asks.
+Without a terminal it needs --yes. A sandbox in use is never removed.
+
+A project is gone if its directory is missing from the disk that held it. If that disk is not mounted, or nothing is known
+about it, the sandbox stays; name it, as `list` does, to remove it. A project that was moved is gone, too.
+
+It exits with 3 if you say no or it needs --yes, and with 1 if something could not be removed.""",
     ),
     "snapshot": Verb(
         "snapshot [LABEL]",

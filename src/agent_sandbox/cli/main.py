@@ -131,6 +131,15 @@ def _result(request: Request, console: Console) -> VerbResult:
             from agent_sandbox.cli.commands.status import reset
 
             return reset(options.SandboxOptions.read(request), console)
+        case "list":
+            from agent_sandbox.cli.commands.sandboxes import list_sandboxes
+
+            return list_sandboxes()
+        case "prune":
+            from agent_sandbox.cli.commands.sandboxes import prune
+            from agent_sandbox.cli.prune_options import PruneOptions
+
+            return prune(PruneOptions.read(request), console)
         case "snapshot":
             from agent_sandbox.cli.commands.snapshots import snapshot
 

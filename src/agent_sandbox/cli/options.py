@@ -1,7 +1,7 @@
 """The options of each verb as typed values, read once from the parsed line.
 
-Only this module, the grammar and the parser know how options are spelled. Each `read` raises `UsageError` for options that do not go
-together, and `PolicyError` for values that cannot be understood. It imports little: `run` reads its options before it forks.
+Only this module, `prune_options`, the grammar and the parser know how options are spelled. Each `read` raises `UsageError` for options
+that do not go together, and `PolicyError` for values that cannot be understood. It imports little: `run` reads its options before it forks.
 """
 
 from __future__ import annotations

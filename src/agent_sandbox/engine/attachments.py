@@ -33,6 +33,7 @@ _ENDED_FROM_OUTSIDE = frozenset(
         ExitReason.OUT_OF_MEMORY,
         ExitReason.OUTPUT_LIMIT,
         ExitReason.DISK_LIMIT,
+        ExitReason.SHARE_LIMIT,
         ExitReason.KILLED,
     }
 )

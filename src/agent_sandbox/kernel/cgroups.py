@@ -30,6 +30,7 @@ LIMITING = frozenset({"memory", "pids"})  # the controllers that limit a run
 _USED = LIMITING | {"cpuacct", "freezer"}  # also the v1 controllers that count a run's CPU time and freeze it
 _PATIENCE = 1.0  # seconds for killed processes to die, and for zombies to go
 _PAUSE = 0.002
+_SOCKET_PART, _LEAST_SOCKETS = 4, 8 << 20  # v1: buffers of TCP and UDP get a quarter of the memory on top; TCP comes to a halt below 4 MiB
 _LARGEST_REQUEST = 1 << 20  # bytes; the kernel's largest indivisible allocation is well below
 _MOST_DIRECTORIES = 5000  # examined in one sweep
 
@@ -201,7 +202,10 @@ class GroupUsage:
 
 @dataclass(frozen=True)
 class Cgroup:
-    """The cgroup of one run. `enforces` is a subset of {"memory", "processes"}; `missing` gives the reason for each absent limit."""
+    """The cgroup of one run. `enforces` is a subset of {"memory", "processes", "sockets"}; `missing` has the reason for each absent limit.
+
+    "sockets" means that the memory limit counts buffers of TCP and UDP, or on v1 that they have a limit of their own.
+    """
 
     parts: tuple[Part, ...] = ()
     enforces: frozenset[str] = frozenset()
@@ -333,10 +337,16 @@ def create(
         holder = next((part for part in parts if controller in part.controllers), None)
         if holder is None:
             missing[limit] = reasons.get(controller) or f"no {controller} controller is mounted here"
+            if limit == "memory":
+                missing["sockets"] = missing[limit]
             continue
         try:
             if limit == "memory":
                 _limit_memory(holder, value)
+                if why := _limit_sockets(holder, value):
+                    missing["sockets"] = why
+                else:
+                    enforces.add("sockets")
             else:
                 write(f"{holder.path}/pids.max", str(value))
             enforces.add(limit)
@@ -387,6 +397,21 @@ def _limit_memory(part: Part, value: int) -> None:
         swap = ("memory.memsw.limit_in_bytes", str(value))
     with suppress(FileNotFoundError, PermissionError):  # a kernel without swap accounting per cgroup has no such file
         write(f"{part.path}/{swap[0]}", swap[1])
+
+
+def _limit_sockets(part: Part, memory: int) -> str:
+    """Bound the buffers of TCP and UDP, which otherwise only the whole machine bounds. Return why that is not possible, or "".
+
+    On v2 the memory limit counts them, unless the machine was started with that switched off. On v1 a counter of its own does, once it has
+    a limit; it binds sockets that are made later. The kernel exceeds it by one packet for each connection.
+    """
+    if part.version == 2:
+        return "the machine was started with cgroup.memory=nosocket" if "nosocket" in read("/proc/cmdline") else ""
+    try:
+        write(f"{part.path}/memory.kmem.tcp.limit_in_bytes", str(max(memory // _SOCKET_PART, _LEAST_SOCKETS)))
+    except OSError as error:
+        return f"socket buffers cannot be limited in {part.path}: {error.strerror}"
+    return ""
 
 
 def gone(path: str) -> bool:

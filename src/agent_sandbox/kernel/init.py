@@ -17,13 +17,14 @@ from contextlib import suppress
 
 from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.kernel import usage, wire
+from agent_sandbox.kernel.counters import CounterWatch
 from agent_sandbox.kernel.wire import FAREWELL, GO, NOT_COUNTED, ORDER, SIGNAL
 
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 TICK = 0.05  # seconds between checks of limits that the kernel does not enforce
-SLOW_TICK = 1.0  # seconds between checks that the guest has ended, in case SIGCHLD is lost
+_NEVER = float(1 << 20)
 LINGER, MOMENT = 0.05, 0.002  # seconds that init stays: at most LINGER after its report, MOMENT after the supervisor closed its end
 FORGOTTEN = 900.0  # seconds after which a guest that never gets GO is ended
 
@@ -44,15 +45,19 @@ class Watch:
         self.processes = None if "processes" in request["enforced"] or request["processes"] is None else request["processes"] - 1
         self.crowded = False
         self.sized = request["sized"]  # the layers are a separate filesystem of limited size
-        self.interval = float(1 << 20)
+        self.interval = _NEVER
+        self._watched = False
+        self._counters = CounterWatch(memory=request["memory_bytes"], alone=self.memory is not None)
+        self._count_at = _NEVER
         self._tmp = request["tmp"]
         self._meter = usage.CpuMeter()
         self._private: list[str | int] = [*private, "/dev/shm", *([layers] if request["in_memory"] else [])]
 
     def begin(self) -> None:
-        """Start checking limits, if there are any: the guest now has its program."""
-        watched = self.cpu is not None or self.memory is not None or self.processes is not None
-        self.interval = TICK if watched else SLOW_TICK
+        """Start checking limits and counters: the guest now has its program."""
+        self._watched = self.cpu is not None or self.memory is not None or self.processes is not None
+        self.interval = TICK if self._watched else self._counters.interval
+        self._count_at = time.monotonic() + self._counters.interval  # most runs are over by then, and need not be looked at
 
     def take_farewell(self) -> int | None:
         """Read the guest's report of its end, and close the pipe. Return the program's status, or None if there was no report."""
@@ -67,11 +72,19 @@ class Watch:
 
     def look(self) -> tuple[str, str]:
         """Check the limits. Return the reason to end the run and the limit that was reached; "exited" and "" if none was reached."""
-        if self.interval != TICK:
+        if self.interval == _NEVER:
+            return "exited", ""
+        if (now := time.monotonic()) >= self._count_at:
+            used_up = self._counters.look()
+            self._count_at = now + self._counters.interval
+            if used_up:
+                return ("out-of-memory", "memory") if used_up == "memory" else ("share-limit", "share")
+        if not self._watched:
+            self.interval = self._counters.interval
             return "exited", ""
         if self.cpu is not None and self._meter.seconds() > self.cpu:
             return "cpu-limit", "cpu"
-        if self.memory is not None and usage.memory_bytes(private=self._private) > self.memory:
+        if self.memory is not None and usage.memory_bytes(private=self._private) + self._counters.socket_bytes > self.memory:
             return "out-of-memory", "memory"
         self.count_processes()
         return "exited", ""

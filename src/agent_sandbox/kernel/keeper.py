@@ -1,7 +1,8 @@
 """The keeper: parent of every run's init, from the fork into new namespaces until the run's cgroup is removed.
 
-The keeper knows the number of a run and, for layers kept on disk, their path and size limit. All other paths, limits, code, environment and
-input pass through descriptors that the keeper does not read. So no data of one run can be in the memory of the next.
+The keeper knows the number of a run and, for layers kept on disk, their path and size limit or the path of their image. All other paths,
+limits, code, environment and input pass through descriptors that the keeper does not read. So no data of one run can be in the memory of
+the next.
 
 The inits end with the keeper: the kernel sends them the parent-death signal, and each init holds the far end of a pipe of the keeper. The
 keeper ends when its supervisor closes the link or dies, and only after all runs have ended. It has one thread.
@@ -23,7 +24,7 @@ from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.kernel import cgroups, guest_setup, ids, namespaces, usage, wire
 from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.kernel.guest_setup import Identity, Seat
-from agent_sandbox.kernel.wire import START, WATCH
+from agent_sandbox.kernel.wire import REST, START, WATCH
 
 if TYPE_CHECKING:
     from agent_sandbox.kernel.guest_setup import Program
@@ -40,6 +41,7 @@ class _Run:
 
     pid: int
     watched: _Watched | None = None
+    image: _Image | None = None
     done: bool = False
     clear_by: float = 0.0
 
@@ -52,6 +54,29 @@ class _Watched:
     limit: int
     tell: int
     look_at: float
+
+
+@dataclass(frozen=True)
+class _Image:
+    """The image that holds the layers of a run: its path, device and inode."""
+
+    path: str
+    device: int
+    inode: int
+
+    def rest(self) -> bool:
+        """Return its unused disk blocks to the disk, once nobody uses it. Return False if it is still in use."""
+        from agent_sandbox.kernel import image_space  # imported after the run
+
+        try:
+            file = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                status = os.fstat(file)
+                return (status.st_dev, status.st_ino) != (self.device, self.inode) or image_space.rest(file)
+            finally:
+                os.close(file)
+        except OSError:  # removed meanwhile; or the blocks stay reserved until the image is used next
+            return True
 
 
 def serve(link: socket.socket, supervisor: int, program: Program) -> None:
@@ -131,6 +156,8 @@ class Keeper:
         elif order == WATCH and run and not run.watched:
             layers, limit = rest
             run.watched = _Watched(layers, limit, descriptors[0], time.monotonic() + _DISK_TICK)
+        elif order == REST and run:
+            run.image = _Image(*rest)
         else:
             wire.close_all(descriptors)
             if run:
@@ -188,7 +215,9 @@ class Keeper:
                 run.watched = None
             if run.pid and os.waitpid(run.pid, os.WNOHANG)[0]:
                 run.pid, run.clear_by = 0, now + _CLEARING_PATIENCE
-            if not run.pid and (self._forget_cgroup(number) or now > run.clear_by):
+            if not run.pid and run.image and run.image.rest():
+                run.image = None
+            if not run.pid and ((self._forget_cgroup(number) and not run.image) or now > run.clear_by):
                 del self._runs[number]
 
     def _forget_cgroup(self, number: int) -> bool:

@@ -8,6 +8,7 @@ The ballast is a file of ours in the image. The image has its final size from th
 outside the ballast. To give a sandbox more room, first allocate the disk blocks under the end of the ballast, then truncate the ballast.
 This takes a few milliseconds and is possible at any moment, also while guests write. Every block that a guest can write is allocated on the
 disk; otherwise a full disk would break the filesystem in the image. To give a sandbox less room, grow the ballast into the free space.
+While the image is not attached, blocks without content are returned to the disk: see `image_space`.
 Resizing a filesystem that is in use needs CAP_SYS_RESOURCE instead, which root in a container lacks.
 
 A second file, the spare, is released for a moment when a view is built in an image that a guest has filled: overlays need directories.
@@ -28,7 +29,7 @@ from agent_sandbox._fast.values import dataclass
 
 CONTROL, _DEVICES = "/dev/loop-control", "/sys/block"
 LOOP_CTL_GET_FREE, LOOP_CONFIGURE, LOOP_GET_STATUS64 = 0x4C82, 0x4C0A, 0x4C05
-LO_FLAGS_AUTOCLEAR = 4
+LO_FLAGS_READ_ONLY, LO_FLAGS_AUTOCLEAR = 1, 4
 _CONFIG = struct.Struct("=II 5Q 4I 160x 2Q 8Q")  # struct loop_config: a file, a block size, and a struct loop_info64
 _STATUS = struct.Struct("=5Q 4I 160x 2Q")  # struct loop_info64
 _PATIENCE = 64  # attempts, if another process takes the free device first
@@ -39,6 +40,7 @@ _HEAD, _EXTENT = struct.Struct("=QQIIII"), struct.Struct("=QQQ16xI12x")  # struc
 _AT_ONCE = 256  # extents per call
 BALLAST, SPARE = "ballast", "spare"
 SPARE_BYTES = 4 << 20
+_EXTENT_BLOCKS = 1 << 20  # the disk may use so many bytes of its own to say where the blocks of an image are
 
 
 @dataclass(frozen=True)
@@ -49,15 +51,16 @@ class LoopDevice:
     device: str
 
 
-def attach(file: int) -> LoopDevice:
+def attach(file: int, *, read_only: bool = False) -> LoopDevice:
     """Attach a file, open for reading and writing, to a free device. Raises OSError, for example ENOENT without loop devices."""
+    flags = LO_FLAGS_AUTOCLEAR | (LO_FLAGS_READ_ONLY if read_only else 0)
     control = os.open(CONTROL, os.O_RDWR | os.O_CLOEXEC)
     try:
         for _ in range(_PATIENCE):
             device = f"/dev/loop{fcntl.ioctl(control, LOOP_CTL_GET_FREE)}"
             fd = os.open(device, os.O_RDWR | os.O_CLOEXEC)
             try:
-                fcntl.ioctl(fd, LOOP_CONFIGURE, _CONFIG.pack(file, 0, *[0] * 5, 0, 0, 0, LO_FLAGS_AUTOCLEAR, *[0] * 10))
+                fcntl.ioctl(fd, LOOP_CONFIGURE, _CONFIG.pack(file, 0, *[0] * 5, 0, 0, 0, flags, *[0] * 10))
                 return LoopDevice(fd, device)
             except OSError as error:
                 os.close(fd)
@@ -94,7 +97,12 @@ def backing(fd: int) -> tuple[int, int]:
     return status[0], status[1]
 
 
-def mount_detached(device: str) -> int:
+def is_read_only(device: LoopDevice) -> bool:
+    """Return whether nothing can be written to the device. Raises OSError."""
+    return bool(_STATUS.unpack(fcntl.ioctl(device.fd, LOOP_GET_STATUS64, bytes(_STATUS.size)))[8] & LO_FLAGS_READ_ONLY)
+
+
+def mount_detached(device: str, *, read_only: bool = False) -> int:
     """Mount the ext4 filesystem of a device at no path. Return a descriptor of its top directory. Raises OSError.
 
     The filesystem is unmounted when that descriptor, and every descriptor opened through it, are closed. Programs, devices and setuid bits
@@ -105,7 +113,8 @@ def mount_detached(device: str) -> int:
     context = sc.fsopen("ext4")
     try:
         sc.fsconfig(context, sc.FSCONFIG_SET_STRING, "source", device)
-        sc.fsconfig(context, sc.FSCONFIG_SET_FLAG, OPTIONS)
+        for flag in (OPTIONS, *(["ro"] if read_only else [])):
+            sc.fsconfig(context, sc.FSCONFIG_SET_FLAG, flag)
         sc.fsconfig(context, sc.FSCONFIG_CMD_CREATE)
         quiet = sc.MOUNT_ATTR_NOSUID | sc.MOUNT_ATTR_NODEV | sc.MOUNT_ATTR_NOEXEC | sc.MOUNT_ATTR_NOATIME
         mount = sc.fsmount(context, quiet)
@@ -153,17 +162,16 @@ def complement(pieces: list[Extent], size: int) -> list[tuple[int, int]]:
 
 
 def fill(top: int, image_bytes: int, keep_bytes: int) -> list[tuple[int, int]]:
-    """Create the ballast file and the spare file in a new image, and leave `keep_bytes` free.
-
-    Return the ranges of the image that must be allocated on the disk: all outside the ballast.
-    """
+    """Create the ballast file and the spare file in a new image, and leave `keep_bytes` free. Return the ranges outside the ballast."""
     with _opened(top, SPARE) as spare:
         os.posix_fallocate(spare.fileno(), 0, SPARE_BYTES)
     space = os.fstatvfs(top)
     free = space.f_bavail * space.f_frsize
     with _opened(top, BALLAST) as ballast:
         if free > keep_bytes:
-            os.posix_fallocate(ballast.fileno(), 0, _blocks(free - keep_bytes, space.f_frsize))
+            # Nearly all of it first, and then less: the free part is in one piece at the end, and every block bitmap is on the disk.
+            os.posix_fallocate(ballast.fileno(), 0, _blocks(free - min(keep_bytes, SPARE_BYTES), space.f_frsize))
+            os.ftruncate(ballast.fileno(), _blocks(free - keep_bytes, space.f_frsize))
         os.fsync(ballast.fileno())  # before this, its blocks have no place on the filesystem
         return complement(extents(ballast.fileno()), image_bytes)
 
@@ -177,12 +185,32 @@ def used_bytes(top: int) -> int:
 
 def restrict(top: int, limit_bytes: int) -> None:
     """Grow the ballast file, so that the sandbox cannot use more than `limit_bytes` of the image."""
+    keep_free(top, max(0, limit_bytes - used_bytes(top)))
+
+
+def keep_free(top: int, most_bytes: int) -> None:
+    """Grow the ballast file, so that no more than so many bytes are free."""
     space = os.fstatvfs(top)
-    surplus = space.f_bavail * space.f_frsize - max(0, limit_bytes - used_bytes(top))
+    surplus = space.f_bavail * space.f_frsize - most_bytes
     if surplus < space.f_frsize:
         return
     with _opened(top, BALLAST) as ballast, suppress(OSError):  # space that cannot be allocated is not free either
         os.posix_fallocate(ballast.fileno(), os.fstat(ballast.fileno()).st_size, _blocks(surplus, space.f_frsize))
+
+
+def release_ballast(top: int, image: int) -> None:
+    """Return the disk blocks under the ballast to the disk, if it has any: it grew over blocks that were reserved. Raises OSError.
+
+    This is safe while the image is in use, because nothing is ever written to the ballast. If power is lost before the filesystem has
+    written that the blocks belong to the ballast, they are free blocks when it is opened next, and are reserved then.
+    """
+    from agent_sandbox.kernel import image_space
+
+    with _opened(top, BALLAST) as ballast:
+        outside = os.fstat(image).st_size - os.fstat(ballast.fileno()).st_blocks * 512
+        if os.fstat(image).st_blocks * 512 > outside + _EXTENT_BLOCKS:
+            os.fsync(ballast.fileno())  # before this, new blocks may have no place on the filesystem
+            image_space.release(image, tuple((piece.physical, piece.length) for piece in extents(ballast.fileno())))
 
 
 def give(top: int, image: int, wanted_bytes: int) -> int:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from agent_sandbox._fast.values import dataclass
 from agent_sandbox.kernel import cgroups, landlock, namespaces, seccomp
 from agent_sandbox.kernel import syscalls as sc
+from agent_sandbox.kernel.socket_memory import ALL, SocketMeter
 
 _PATIENCE_MS = 10_000
 MEMORY_BYTES, PROCESSES = 64 << 20, 16  # arbitrary: nothing runs under these limits
@@ -199,6 +200,19 @@ def safe_opening() -> Trial:
         directory = os.open("/", os.O_PATH | os.O_DIRECTORY)
         os.close(sc.openat2(directory, "proc", os.O_PATH, resolve=sc.RESOLVE_BENEATH | sc.RESOLVE_NO_SYMLINKS))
         return "openat2"
+
+    return attempt(deed)
+
+
+def socket_buffers() -> Trial:
+    """Try to have the kernel tell what the sockets of a new network namespace hold, as init does where no cgroup counts it."""
+
+    def deed() -> str:
+        _become_able()
+        sc.unshare(sc.CLONE_NEWNET)
+        if unseen := SocketMeter(ALL).unseen():
+            raise OSError(95, f"this kernel does not tell what sockets hold: {', '.join(unseen)}")
+        return "sock_diag tells what TCP, UDP and unix sockets hold"
 
     return attempt(deed)
 

@@ -167,7 +167,7 @@ def _answer(name: str, *, processes: bool, execute: bool, system: bool, gated: b
     if name == "socket" and system:
         return FilterAction(syscall_rules.CONDITIONAL[name], refusal=errno.EPROTONOSUPPORT)
     if name in syscall_rules.CONDITIONAL:
-        return FilterAction(syscall_rules.CONDITIONAL[name])
+        return FilterAction(syscall_rules.CONDITIONAL[name], refusal=syscall_rules.REFUSALS.get(name, errno.EPERM))
     allowed = (
         name in syscall_rules.ALLOWED
         or (processes and name in syscall_rules.STARTS_PROCESSES)

@@ -7,6 +7,10 @@ is at least as tight as theirs; a test compares both with their list. Refused on
 - name_to_handle_at: the first half of bypassing a view by file handle. fanotify_mark: useless without fanotify_init.
 - statmount, listmount: the whole mount API is refused, queries included.
 - vmsplice, remap_file_pages, memfd_secret, modify_ldt, process_mrelease, uretprobe: bugs in the past, and no ordinary program needs them.
+- io_setup and its kin: one number bounds them for the whole machine (fs.aio-max-nr), and nothing bounds one user. Databases fall back.
+- seccomp filters and socket filters of the guest's own: their machine code counts against one number for the whole machine
+  (net.core.bpf_jit_limit), and no memory limit sees it. Once it is used up, no unprivileged process gets a filter any more.
+- huge pages: the machine has a fixed pool of them, which the memory limit does not count. Programs fall back to ordinary pages.
 - adjtimex, clock_adjtime: the clock belongs to the host. get_thread_area, set_thread_area, epoll_*_old: not implemented by the kernels of
   these machines.
 
@@ -18,6 +22,8 @@ would.
 """
 
 from __future__ import annotations
+
+import errno
 
 from agent_sandbox._fast.values import dataclass
 from agent_sandbox.kernel.syscalls import (
@@ -54,7 +60,7 @@ Rule = tuple[tuple[Condition, ...], ...]  # allowed if all conditions of at leas
 
 _PLAIN = {
     "files and directories": """
-        access cachestat chdir chmod chown close close_range copy_file_range creat dup dup2 dup3 faccessat faccessat2 fadvise64 fallocate
+        access cachestat chdir chmod chown close copy_file_range creat dup dup2 dup3 faccessat faccessat2 fadvise64 fallocate
         fchdir fchmod fchmodat fchmodat2 fchown fchownat fcntl fdatasync fgetxattr flistxattr flock fremovexattr fsetxattr fstat fstatfs
         fsync ftruncate futimesat getcwd getdents getdents64 getxattr getxattrat lchown lgetxattr link linkat listxattr listxattrat
         llistxattr lremovexattr lseek lsetxattr lstat mkdir mkdirat newfstatat open openat openat2 pread64 preadv preadv2 pwrite64 pwritev
@@ -62,19 +68,18 @@ _PLAIN = {
         splice stat statfs statx symlink symlinkat sync sync_file_range syncfs tee truncate umask unlink unlinkat utime utimensat utimes
         write writev
     """,
-    "waiting and events; asynchronous input and output of the old kind, which databases use": """
+    "waiting and events": """
         epoll_create epoll_create1 epoll_ctl epoll_pwait epoll_pwait2 epoll_wait eventfd eventfd2 inotify_add_watch inotify_init
-        inotify_init1 inotify_rm_watch io_cancel io_destroy io_getevents io_pgetevents io_setup io_submit pause poll ppoll pselect6 select
-        signalfd signalfd4 timerfd_create timerfd_gettime timerfd_settime
+        inotify_init1 inotify_rm_watch pause poll ppoll pselect6 select signalfd signalfd4 timerfd_create timerfd_gettime timerfd_settime
     """,
     "memory": """
-        brk madvise map_shadow_stack membarrier memfd_create mincore mlock mlock2 mlockall mmap mprotect mremap mseal msync munlock
+        brk madvise map_shadow_stack membarrier mincore mlock mlock2 mlockall mprotect mremap mseal msync munlock
         munlockall munmap pkey_alloc pkey_free pkey_mprotect
     """,
     "pipes, sockets once made, and the messages and shared memory of the guest's own ipc namespace": """
         accept accept4 bind connect getpeername getsockname getsockopt listen mq_getsetattr mq_notify mq_open mq_timedreceive mq_timedsend
         mq_unlink msgctl msgget msgrcv msgsnd pipe pipe2 recvfrom recvmmsg recvmsg semctl semget semop semtimedop sendmmsg sendmsg sendto
-        setsockopt shmat shmctl shmdt shmget shutdown
+        shmat shmctl shmdt shutdown
     """,
     "processes, threads and signals; starting them is conditional, below": """
         exit exit_group futex futex_requeue futex_wait futex_waitv futex_wake get_robust_list getpgid getpgrp getpid getppid getsid gettid
@@ -92,31 +97,40 @@ _PLAIN = {
         alarm clock_getres clock_gettime clock_nanosleep getitimer getrandom gettimeofday nanosleep setitimer time timer_create
         timer_delete timer_getoverrun timer_gettime timer_settime
     """,
-    "a guest may confine itself further: both can only take away": """
-        landlock_add_rule landlock_create_ruleset landlock_restrict_self seccomp
+    "a guest may confine itself further: Landlock can only take away": """
+        landlock_add_rule landlock_create_ruleset landlock_restrict_self
     """,
 }
 ALLOWED = frozenset(" ".join(_PLAIN.values()).split())
 
-# Answered with ENOSYS: their callers then fall back to an older call. The filter cannot see clone3's flags, which are behind a pointer.
-ABSENT = frozenset({"clone3", "file_getattr", "file_setattr", "listmount", "statmount"})
+# Answered with ENOSYS: their callers then fall back to another call. The filter cannot see clone3's flags, which are behind a pointer.
+_ASYNCHRONOUS_IO = frozenset({"io_cancel", "io_destroy", "io_getevents", "io_pgetevents", "io_setup", "io_submit"})
+ABSENT = frozenset({"clone3", "file_getattr", "file_setattr", "listmount", "statmount"}) | _ASYNCHRONOUS_IO
 
-_CLONE_THREAD = 0x00010000
+_CLONE_FILES, _CLONE_THREAD = 0x00000400, 0x00010000
 # The kernel looks at the lower half of the register only. The upper half must be clear anyway, so that nothing depends on that.
 _NEW_NAMESPACES = (
     WHOLE & ~INT | CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET
 )  # CLONE_NEWTIME is not a flag of clone: there its bit is part of the exit signal
 _NO_NEW_NAMESPACE = Condition(0, _NEW_NAMESPACES, (0,))
+# A thread shares the descriptors of its process. /proc/PID/fd then shows them all, and init counts them there.
+_ONE_TABLE = Condition(0, _CLONE_FILES | _CLONE_THREAD, (_CLONE_THREAD,), holds=False)
+_CLOSE_RANGE_UNSHARE = 2
 
 _TIOCSETD, _TIOCSTI, _TIOCLINUX = 0x5423, 0x5412, 0x541C
-_PR_SET_MM = 35
+_PR_SET_SECCOMP, _PR_SET_MM = 22, 35
+_SECCOMP_SET_MODE_FILTER = 1
 _RLIMIT_CORE = 4
 _RENAME_WHITEOUT = 4
 
 _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK, _NETLINK_ROUTE = 1, 2, 10, 16, 0
 _SOCK_STREAM, _SOCK_DGRAM, _SOCK_RAW, _SOCK_SEQPACKET = 1, 2, 3, 5
 _SOCK_KIND = 0xF  # the bits above it in the same argument are SOCK_NONBLOCK and SOCK_CLOEXEC
-_IPPROTO_IP, _IPPROTO_TCP, _IPPROTO_UDP = 0, 6, 17
+_IPPROTO_IP, _IPPROTO_TCP, _IPPROTO_UDP, _IPPROTO_IPV6 = 0, 6, 17, 41
+_SOL_SOCKET = 1
+_SOCKET_FILTERS = (26, 50, 51, 52)  # SO_ATTACH_FILTER, SO_ATTACH_BPF, and the two for SO_REUSEPORT
+_IPV6_FLOWLABEL_MGR = 32  # the machine has 4096 flow labels
+_MAP_HUGETLB, _MFD_HUGETLB, _SHM_HUGETLB = 0x40000, 0x4, 0o4000
 
 # Pid 1 is the guest's init and has the same user. Slowing it down or limiting its descriptors would blind the watch over the limits.
 _NOT_INIT = Condition(0, INT, (1,), holds=False)
@@ -131,17 +145,20 @@ _ARCH_CODES = (0x1001, 0x1002, 0x1003, 0x1004, *range(0x1021, 0x1026), *range(0x
 
 CONDITIONAL: dict[str, Rule] = {
     "arch_prctl": ((Condition(0, INT, _ARCH_CODES),),),
-    "clone": ((_NO_NEW_NAMESPACE,),),
+    "clone": ((_NO_NEW_NAMESPACE, _ONE_TABLE),),
+    "close_range": ((Condition(2, _CLOSE_RANGE_UNSHARE, (0,)),),),
     "ioprio_set": (_NOT_WHOLE_USER_IO,),
     # TIOCSTI and TIOCLINUX inject input into the terminal of its other users. TIOCSETD loads line disciplines, which are often buggy.
     "ioctl": ((Condition(1, INT, (_TIOCSTI, _TIOCLINUX, _TIOCSETD), holds=False),),),
+    "memfd_create": ((Condition(1, _MFD_HUGETLB, (0,)),),),
+    "mmap": ((Condition(3, _MAP_HUGETLB, (0,)),),),
     # Devices are refused, also the 0:0 character device: it needs no privilege and is an overlay's whiteout.
     "mknod": ((Condition(1, _FILE_TYPE, _HARMLESS_TYPES),),),
     "mknodat": ((Condition(2, _FILE_TYPE, _HARMLESS_TYPES),),),
     # PER_LINUX, PER_LINUX32 (`linux32`), each also with UNAME26; and 0xFFFFFFFF, the query for the present one.
     "personality": ((Condition(0, WHOLE, (0x0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)),),),
     # PR_SET_MM changes the command line, environment and executable that /proc shows for a program.
-    "prctl": ((Condition(0, INT, (_PR_SET_MM,), holds=False),),),
+    "prctl": ((Condition(0, INT, (_PR_SET_MM, _PR_SET_SECCOMP), holds=False),),),
     # A guest may read its limit on core files, not set it: see `usage`.
     "prlimit64": ((_NOT_INIT, Condition(1, INT, (_RLIMIT_CORE,), holds=False)), (_NOT_INIT, Condition(2, WHOLE, (0,)))),
     "setrlimit": ((Condition(0, INT, (_RLIMIT_CORE,), holds=False),),),
@@ -151,7 +168,14 @@ CONDITIONAL: dict[str, Rule] = {
     "sched_setattr": ((_NOT_INIT,),),
     "sched_setparam": ((_NOT_INIT,),),
     "sched_setscheduler": ((_NOT_INIT,),),
+    "seccomp": ((Condition(0, INT, (_SECCOMP_SET_MODE_FILTER,), holds=False),),),
     "setpriority": (_NOT_WHOLE_USER,),
+    "setsockopt": (
+        (Condition(1, INT, (_SOL_SOCKET, _IPPROTO_IPV6), holds=False),),
+        (Condition(1, INT, (_SOL_SOCKET,)), Condition(2, INT, _SOCKET_FILTERS, holds=False)),
+        (Condition(1, INT, (_IPPROTO_IPV6,)), Condition(2, INT, (_IPV6_FLOWLABEL_MGR,), holds=False)),
+    ),
+    "shmget": ((Condition(2, _SHM_HUGETLB, (0,)),),),
     # Allow-list of families and, for the internet, protocols: any other is kernel code that a mere socket() loads and reaches.
     "socket": (
         (Condition(0, INT, (_AF_UNIX,)), Condition(1, _SOCK_KIND, (_SOCK_STREAM, _SOCK_DGRAM, _SOCK_SEQPACKET))),
@@ -171,7 +195,9 @@ CONDITIONAL: dict[str, Rule] = {
 }
 
 # Without permission for processes, threads stay allowed: clone with CLONE_THREAD creates nothing else.
-THREADS_ONLY: Rule = ((_NO_NEW_NAMESPACE, Condition(0, _CLONE_THREAD, (_CLONE_THREAD,))),)
+THREADS_ONLY: Rule = ((_NO_NEW_NAMESPACE, Condition(0, _CLONE_FILES | _CLONE_THREAD, (_CLONE_FILES | _CLONE_THREAD,))),)
+# Callers that tell "this kernel cannot" from "you may not" go on without a filter of their own after EINVAL.
+REFUSALS = {"seccomp": errno.EINVAL}
 STARTS_PROCESSES = frozenset({"fork", "vfork"})
 EXECUTES = frozenset({"execve", "execveat"})
 # Answered with ENOSYS, as by an older kernel, if only named files may be executed. The sysctl vm.memfd_noexec stops execve of a memfd, but

@@ -201,11 +201,6 @@ def fsmount(fd: int, attributes: int) -> int:
     return check(libc.syscall(SYS_fsmount, fd, FSMOUNT_CLOEXEC, attributes), "fsmount")
 
 
-def fallocate(fd: int, offset: int, length: int) -> None:
-    """fallocate(2). It fails on a filesystem that cannot reserve blocks; posix_fallocate(3) writes zeros there."""
-    check(libc.fallocate(fd, 0, ctypes.c_longlong(offset), ctypes.c_longlong(length)), "fallocate")
-
-
 def mount_setattr(fd: int, *, set_flags: int = 0, clear_flags: int = 0, userns: int = 0, recursive: bool = False) -> None:
     """mount_setattr(2) on a mount descriptor; `userns` is used with MOUNT_ATTR_IDMAP."""
     attr = _MountAttr(set_flags, clear_flags, 0, userns)

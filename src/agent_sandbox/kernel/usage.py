@@ -4,9 +4,9 @@ Init measures inside the guest's pid namespace, where /proc shows only the guest
 everything read here: names are hostile, processes vanish between two reads, and there may be thousands of them. An unreadable process is
 left out, and each pass reads a bounded number.
 
-Not counted: data in pipes and socket buffers; memfds in flight through a socket, held by no process; other kernel objects (watches, locks,
-directory entries); the CPU time of processes that live shorter than the time between two passes and whose parent ignores SIGCHLD. A cgroup
-counts all of these.
+Not counted here: socket buffers, which `counters` counts. Not counted at all: data in pipes; memfds in flight through a socket, held by no
+process; other kernel objects (watches, locks, directory entries); the CPU time of processes that live shorter than the time between two
+passes and whose parent ignores SIGCHLD. A cgroup counts all of these.
 
 Rlimits are an additional limit inside a cgroup, and the main limit without one. An rlimit binds one process, or for some kinds all
 processes of a user in one user namespace. It stops a mistake of one process, not many processes together: totals are enforced by the
@@ -185,6 +185,21 @@ def _tree_seconds(stats: list[Stat]) -> float:
     reaped = resource.getrusage(resource.RUSAGE_CHILDREN)
     ticks = sum(stat.own_ticks + stat.reaped_ticks for stat in stats)
     return ticks / _TICKS + reaped.ru_utime + reaped.ru_stime
+
+
+def others(proc: str = "/proc") -> list[int]:
+    """Return the ids of all processes except the caller's, at most `MOST_PROCESSES`."""
+    return list(_others(proc))
+
+
+def process_size(directory: str) -> int:
+    """Return the bytes of address space of a process, given by its directory below /proc; 0 if it has gone. Anybody may read this."""
+    return _kilobytes(_read(f"{directory}/status")).get(b"VmSize", 0)
+
+
+def read_whole(path: str) -> bytes:
+    """Return the content of a short file of /proc; empty if it cannot be read."""
+    return _read(path)
 
 
 def _used(tmpfs: str | int) -> int:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 # Orders from the supervisor to the keeper, each with the number of the run.
-START, WATCH, DONE = "start", "watch", "done"
+START, WATCH, REST, DONE = "start", "watch", "rest", "done"
 
 # Orders from the supervisor to init, once the guest exists: GO with the wall time in seconds, SIGNAL with the signal number.
 ORDER = struct.Struct("!cd")

@@ -35,6 +35,7 @@ class ExitReason(Enum):
     FUEL_LIMIT = "fuel-limit"
     OUTPUT_LIMIT = "output-limit"
     DISK_LIMIT = "disk-limit"
+    SHARE_LIMIT = "share-limit"  # it held too much of what the machine has only so many of, such as open files
     GARBLED = "garbled"  # the guest sent its host a malformed message
     KILLED = "killed"  # we killed it: it was cancelled, or its supervisor ended
 
@@ -65,7 +66,7 @@ class Exit:
     code: int
     reason: ExitReason = ExitReason.EXITED
     signal: int | None = None
-    limits_hit: tuple[str, ...] = ()  # of "wall", "cpu", "memory", "processes", "output", "disk", "fuel"
+    limits_hit: tuple[str, ...] = ()  # of "wall", "cpu", "memory", "processes", "output", "disk", "share", "fuel"
     usage: Usage = field(default_factory=Usage)
 
 

@@ -54,7 +54,11 @@ class DecoyBench:
     @property
     def bare(self) -> Bare:
         """The machine without a sandbox, to show that an attempt can succeed."""
-        return Bare(self.project, f"{self.project}/{SCRIPTS}")
+        return self.behind(None)
+
+    def behind(self, wall: Callable[[], None] | None) -> Bare:
+        """Return the machine with a single wall of a sandbox: `wall` puts it around the process that calls it."""
+        return Bare(self.project, f"{self.project}/{SCRIPTS}", wall)
 
     @property
     def project(self) -> str:
@@ -131,11 +135,17 @@ def set_up(places: Sequence[str], around: Surroundings, *, forget: Callable[[Dec
         )
     bench = DecoyBench(os.path.realpath(path), f"CANARY-{secrets.token_hex(12)}", around)
     os.environ[VARIABLE] = bench.token
+    held = -1
     try:
         _plant(bench)
+        # Held open, and inheritable, before any sandbox is made: a keeper is forked early, and inherits what is open then.
+        held = os.open(bench.secrets[0], os.O_RDONLY)
+        os.set_inheritable(held, True)
         yield bench
     finally:
         del os.environ[VARIABLE]
+        if held >= 0:
+            os.close(held)
         _remove(bench, forget)
         os.close(lock)
 
@@ -280,6 +290,11 @@ def _stat(pid: int) -> list[str]:
     except OSError:
         return []
     return text.rpartition(")")[2].split()  # the name in parentheses may itself contain spaces and parentheses
+
+
+def session_of(pid: int) -> int:
+    """Return the session of a process."""
+    return int(_stat(pid)[3])
 
 
 def environment_address(pid: int) -> int:

@@ -69,6 +69,7 @@ class Attempt:
     project: bool = False  # show the project even where nothing else of the machine is shown
     tools: tuple[str, ...] = ()  # allow only these programs where processes are otherwise not allowed
     terminal: bool = False
+    session: bool = False  # without a sandbox, stay in the session of the caller
     watch: Callable[[], None] | None = None
     may_end: bool = False
 
@@ -110,9 +111,10 @@ def program(module: str) -> str:
 def read_answer(attempt: Attempt, output: bytes, errors: bytes, *, ended: str = "", limits_hit: tuple[str, ...] = ()) -> AttemptResult:
     """Return the findings that an attempt printed. Raises `NoAnswer` if there are none, unless the attempt's `may_end` is set."""
     for line in output.splitlines():
-        if line.startswith(_ANSWER):
+        _, mark, text = line.partition(_ANSWER)  # a terminal may have echoed something before it
+        if mark:
             try:
-                answer = literal_eval(line.removeprefix(_ANSWER).decode())
+                answer = literal_eval(text.decode())
             except (ValueError, SyntaxError):  # cut off at its end
                 break
             return AttemptResult(answer["reached"], answer["refused"], True, ended, limits_hit, len(output))
@@ -129,9 +131,11 @@ class Bare:
     processes = True
     writes = False
 
-    def __init__(self, project: str, scripts: str) -> None:
+    def __init__(self, project: str, scripts: str, wall: Callable[[], None] | None = None) -> None:
+        """With `wall`, attempts run behind this single wall: it is called in their process before their program starts."""
         self._project = project
         self._scripts = scripts
+        self._wall = wall
 
     def run(self, attempt: Attempt) -> AttemptResult:
         """Run an attempt on the machine itself. Attempts are written so that they damage only what was planted for them."""
@@ -144,7 +148,8 @@ class Bare:
             stderr=subprocess.PIPE,
             cwd=self._project,
             close_fds=False,
-            start_new_session=True,
+            start_new_session=not attempt.session,
+            preexec_fn=self._wall,
         )
         try:
             if attempt.watch is not None:
@@ -158,7 +163,9 @@ class Bare:
         except subprocess.TimeoutExpired:
             raise NoAnswer(f"the attempt {attempt.module}.{attempt.function} did not end without a sandbox") from None
         finally:
-            if process.poll() is None:
+            if process.poll() is None and attempt.session:
+                process.kill()
+            elif process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)  # it leads its own group, and its pid is not reused before we wait
             process.communicate()
             for end in (terminal, stdin) if attempt.terminal else ():

@@ -2,32 +2,37 @@
 
 The function plants decoys, lets an attempt run in a box, and looks from outside. It is called with the bare machine first; there the attack
 must succeed, or the probe proves nothing. `judge` compares the findings on the bare machine with the findings in the sandbox.
+
+A probe with `own_control` attacks the product itself, or one wall alone, and has no bare machine to compare with. So it also does the
+honest deed, or the deed without the wall, and raises `NoAnswer` if that does not work.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from typing import Literal
+from typing import Any, Literal
 
 from agent_sandbox._fast.values import dataclass, field
 from agent_sandbox.errors import SandboxError
 from agent_sandbox.kernel.syscall_rules import numbers
 from agent_sandbox.selftest.bench import DecoyBench
-from agent_sandbox.selftest.boxes import Box, Found
+from agent_sandbox.selftest.boxes import Found
 
-RUN, SDK = "run", "sdk"
+RUN, SDK, WASM, PRODUCT = "run", "sdk", "wasm", "product"
 BOTH = (RUN, SDK)
+BOXES = (RUN, SDK, WASM, PRODUCT)  # in the order of the columns
 
 
-Look = Callable[[DecoyBench, Box], Found]
+Look = Callable[[DecoyBench, Any], Found]  # the second argument is a `Box`, or the `Product`
 
 
 @dataclass(frozen=True)
 class Probe:
     """One attack. `excuse` says why a machine may refuse it even without a sandbox; if empty, such a refusal is a fault of the probe.
 
-    `rests_on` names rows of `doctor` whose remedies may help if the probe fails.
+    `rests_on` names rows of `doctor` whose remedies may help if the probe fails. With `own_control`, the probe shows itself that its attack
+    can succeed.
     """
 
     name: str
@@ -37,6 +42,7 @@ class Probe:
     boxes: tuple[str, ...] = BOTH
     excuse: str = ""
     rests_on: tuple[str, ...] = ()
+    own_control: bool = False
 
 
 class Probes:
@@ -46,14 +52,24 @@ class Probes:
         self.probes: list[Probe] = []
         self._rests_on = rests_on
 
-    def probe(self, name: str, claim: str, tries: str, *, boxes: Iterable[str] = BOTH, excuse: str = "") -> Callable[[Look], Look]:
+    def probe(
+        self, name: str, claim: str, tries: str, *, boxes: Iterable[str] = BOTH, excuse: str = "", own_control: bool = False
+    ) -> Callable[[Look], Look]:
         """Return a decorator that registers a function as the probe of this name."""
 
         def register(look: Look) -> Look:
-            self.probes.append(Probe(name, claim, tries, look, tuple(boxes), excuse, self._rests_on))
+            self.probes.append(Probe(name, claim, tries, look, tuple(boxes), excuse, self._rests_on, own_control))
             return look
 
         return register
+
+
+class WallAbsent(SandboxError):
+    """This machine does not have the wall that a probe attacks, or the caller has not set it up."""
+
+
+class Absent(str):
+    """The message of a `WallAbsent`."""
 
 
 Status = Literal["pass", "fail", "inconclusive"]
@@ -84,15 +100,19 @@ class Result:
         return self.status == "fail" or (self.status == "inconclusive" and not self.excused)
 
 
-def look(probes: Iterable[Probe], bench: DecoyBench, box: Box, *, starting: Callable[[Probe], None] = lambda probe: None) -> Seen:
+def look(probes: Iterable[Probe], bench: DecoyBench, box: object, *, starting: Callable[[Probe], None] = lambda probe: None) -> Seen:
     """Run each probe in one box, and return its findings by its name. A probe that cannot run has its error message instead."""
     seen: Seen = {}
     for probe in probes:
         starting(probe)
         try:
             seen[probe.name] = probe.look(bench, box)
+        except WallAbsent as error:
+            seen[probe.name] = Absent(error.message)
         except (SandboxError, OSError) as error:
             seen[probe.name] = str(error)
+        except Exception as error:  # a probe that breaks has shown nothing, and the others go on
+            seen[probe.name] = f"{type(error).__name__}: {error}"
     return seen
 
 
@@ -102,9 +122,15 @@ def judge(probe: Probe, box: str, control: Found | str, found: Found | str) -> R
     The probe fails if any way got through in the sandbox. It passes only if a way got through without the sandbox.
     """
     if isinstance(found, Found) and found.reached:
-        return Result(probe, box, "fail", "it got through", dict(found.reached))
+        could = found.refused if probe.own_control else control.reached if isinstance(control, Found) else {}
+        shown = tuple(way for way in could if way not in found.reached)
+        return Result(probe, box, "fail", "it got through", dict(found.reached), shown)
+    if isinstance(found, Absent):
+        return Result(probe, box, "inconclusive", str(found), excused=True)
     if isinstance(found, str):
         return Result(probe, box, "inconclusive", f"it could not be tried: {found}")
+    if probe.own_control:
+        return Result(probe, box, "pass", "", {}, tuple(found.refused))
     if isinstance(control, str):
         return Result(probe, box, "inconclusive", f"it could not be tried without a sandbox: {control}")
     if not control.reached:

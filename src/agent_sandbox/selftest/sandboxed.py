@@ -13,15 +13,18 @@ from agent_sandbox._fast.values import replace
 from agent_sandbox.assembly import here
 from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.work import Command, Work
-from agent_sandbox.policy.model import MIB, Policy, implied
+from agent_sandbox.errors import RuntimeUnavailable
+from agent_sandbox.policy.model import MIB, Guarantee, Policy, implied
 from agent_sandbox.policy.paths import Tree, ancestors
 from agent_sandbox.policy.secrets import default_masks
-from agent_sandbox.runtime.base import Terminal
+from agent_sandbox.runtime.base import Completed, Terminal
 from agent_sandbox.runtime.process.guest_handle import ProcessGuest
+from agent_sandbox.runtime.process.probe import trial
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from agent_sandbox.sandbox import Sandbox
 from agent_sandbox.selftest.bench import SCRIPTS, DecoyBench
 from agent_sandbox.selftest.boxes import PYTHON, Attempt, AttemptResult, patience, program, read_answer
+from agent_sandbox.selftest.probe import WASM, WallAbsent
 from agent_sandbox.workspace.store import SandboxState
 
 # The names of the limits in `SandboxConfig`, and their units.
@@ -173,6 +176,63 @@ class Locked:
     def recorded_as(self, attempt: Attempt) -> str:
         """Return the digest of the code: the ledger records code by its digest."""
         return hashlib.sha256(_source(attempt).encode()).hexdigest()
+
+
+class Compiled:
+    """Python inside WebAssembly, as the wasm runtime runs it. Attempts go to the runtime itself: policy and ledger are attacked elsewhere.
+
+    Raises `WallAbsent` if the interpreter is not installed or not compiled.
+    """
+
+    name = WASM
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        here().wasm(warm=0).close()
+
+    def run(self, attempt: Attempt, *, seed: int | None = None) -> AttemptResult:
+        """Run an attempt behind both walls. With a seed, the run is deterministic."""
+        counting = seed is not None or bool(attempt.limits)
+        self.must_be_ready(counting=counting)
+        launch = trial(_source(attempt))
+        limits = replace(launch.limits, wall_seconds=patience(), **attempt.limits)
+        requires = launch.requires | ({Guarantee.DETERMINISTIC} if seed is not None else frozenset())
+        with here().wasm(warm=0).launch(replace(launch, limits=limits, requires=requires, deterministic=seed)) as guest:
+            if attempt.watch is not None:
+                return self._watched(attempt, guest)
+            return _answer(attempt, guest.wait())
+
+    def run_behind_engine(self, attempt: Attempt) -> AttemptResult:
+        """Run an attempt behind the engine's wall alone."""
+        self.must_be_ready()
+        launch = trial(_source(attempt))
+        alone = replace(launch, root=replace(launch.root, steps=()), limits=replace(launch.limits, wall_seconds=patience()))
+        with here().one_wall().launch(alone) as guest:
+            return _answer(attempt, guest.wait())
+
+    def must_be_ready(self, *, counting: bool = False) -> None:
+        """Raise `WallAbsent` if the interpreter, or the one that counts, cannot be used."""
+        try:
+            ready = here().wasm(warm=0).ready_to_count if counting else here().wasm(warm=0).ready
+        except RuntimeUnavailable as error:
+            raise WallAbsent(f"WebAssembly was not attacked: {error.message}", hint=error.hint) from error
+        if not ready:
+            raise WallAbsent("WebAssembly was not attacked: it has not been compiled; run: agent-sandbox setup")
+
+    def _watched(self, attempt: Attempt, guest: ProcessGuest) -> AttemptResult:
+        """Call `watch` while the guest runs. Its walls are there when `launch` returns, before its program starts."""
+        assert attempt.watch is not None
+        attempt.watch()
+        guest.kill()
+        guest.wait()
+        return AttemptResult({"ran": "it was watched"})
+
+
+def _answer(attempt: Attempt, ended: Completed) -> AttemptResult:
+    end = ended.exit
+    return read_answer(attempt, ended.stdout, ended.stderr, ended=end.reason.value, limits_hit=end.limits_hit)
 
 
 def _source(attempt: Attempt) -> str:

@@ -9,19 +9,21 @@
     <state>/sandboxes/<id>/names            the names in the project when the clone was made: see `clone_inventory`
     <state>/sandboxes/<id>/reads/           the files that watched runs opened: see `read_tracking`
     <state>/sandboxes/<id>/shown.json       the state that a person was last shown: see `review_mark`
+    <state>/sandboxes/<id>/place            the filesystem and mount that held the project at the last run: see `sandbox_inventory`
     <state>/promotions/<id>/                promotions to its project, which outlive a reset: see `promotion`
     <state>/locks/<id>                      its lock and holder; apart, because a reset moves the sandbox away while it is locked
     <state>/plans/                          plans of simulations, for an hour: see `saved_plans`
     <state>/trash/                          trees being removed; leftovers of a crash are swept at the next start
 
-Only `reset` removes layers. Other damage is repaired from known facts, or refused. The state directory may lie inside a project: the view
-must hide it there.
+Only `reset` and `prune` remove layers. Other damage is repaired from known facts, or refused. The state directory may lie inside a
+project: the view must hide it there.
 
 This version reads and writes format 2, as every version does that stacks layers. A store of format 1, of earlier versions, is refused and
 not changed. `tests/workspace/old_store` holds stores of an earlier version, and a test that opens them.
 
 A lock names its holder. The kernel's lock on the open file is authoritative; it ends with the holder, however the holder ends. The text in
-the file only tells a refused process who the holder is, so text left by a dead holder never blocks anyone.
+the file only tells a refused process who the holder is, so text left by a dead holder never blocks anyone. Only the holder removes a lock
+file, so whoever gets a lock checks that its file is still there.
 """
 
 from __future__ import annotations
@@ -103,6 +105,31 @@ class Store:
                 os.close(trash)
         return tuple(leftovers)
 
+    def move_to_trash(self, path: str) -> str | None:
+        """Move a directory of the store to the trash in one step. Return its name there; None if there is no such directory."""
+        trash, number = os.path.join(self.path, "trash"), 0
+        while True:
+            name = f"{os.path.basename(path)}.{number}"
+            try:
+                os.rename(path, os.path.join(trash, name))
+            except FileNotFoundError:
+                return None
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                number += 1  # an earlier one is still in the trash, perhaps because it cannot be removed
+                continue
+            sync_directory(os.path.dirname(path))
+            return name
+
+    def remove_from_trash(self, name: str) -> None:
+        """Remove a tree from the trash. Raises `WorkspaceError` or OSError; the next start tries again."""
+        trash = os.open(os.path.join(self.path, "trash"), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            _remove(trash, name)
+        finally:
+            os.close(trash)
+
 
 @dataclass(frozen=True)
 class PreparedSandbox:
@@ -156,6 +183,11 @@ class SandboxState:
         return os.path.join(self.path, "reads")
 
     @property
+    def place(self) -> str:
+        """The file that names the filesystem and the mount of the project."""
+        return os.path.join(self.path, "place")
+
+    @property
     def promotions(self) -> str:
         """The directory of promotions to the project. It outlives a reset of the sandbox, so that promotions can still be undone."""
         return os.path.join(self.store.path, "promotions", self.id)
@@ -188,7 +220,23 @@ class SandboxState:
                 write_atomically(os.path.join(self.path, "meta.json"), f"{self._description()}{self.store.clock()}}}\n")
                 if existed:
                     notes += (f"the description of the sandbox of {self.project!r} was damaged and has been written anew",)
+            self._remember_place()
         return PreparedSandbox(present, notes)
+
+    def _remember_place(self) -> None:
+        """Record the filesystem of the project, unless it is recorded. Without a record, the sandbox never counts as abandoned."""
+        with suppress(OSError):
+            filesystem = f"{os.statvfs(self.project).f_fsid:x} "
+            try:
+                with open(self.place, encoding="ascii") as file:
+                    if file.read().startswith(filesystem):
+                        return
+            except FileNotFoundError:
+                pass
+            from agent_sandbox.workspace.sandbox_inventory import mount_point  # once per sandbox
+
+            with open(self.place, "w", encoding="ascii") as file:
+                file.write(filesystem + os.fsencode(mount_point(self.project)).hex() + "\n")
 
     def _begun(self) -> Present:
         """Write the history of a new sandbox before its layers exist: layers without a history mean that the history was lost."""
@@ -248,30 +296,9 @@ class SandboxState:
         rest. Raises `WorkspaceError` when something in the trash could not be removed.
         """
         with self.lock(command="reset"), explained(f"reset the sandbox of {self.project!r}"):
-            name = self._move_to_trash()
-            if name is None:
-                return
-            trash = os.open(os.path.join(self.store.path, "trash"), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                _remove(trash, name)
-            finally:
-                os.close(trash)
-
-    def _move_to_trash(self) -> str | None:
-        trash, number = os.path.join(self.store.path, "trash"), 0
-        while True:
-            name = f"{self.id}.{number}"
-            try:
-                os.rename(self.path, os.path.join(trash, name))
-            except FileNotFoundError:
-                return None
-            except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                    raise
-                number += 1  # an earlier one is still in the trash, perhaps because it cannot be removed
-                continue
-            sync_directory(os.path.dirname(self.path))
-            return name
+            name = self.store.move_to_trash(self.path)
+            if name is not None:
+                self.store.remove_from_trash(name)
 
     def _meta(self) -> dict[str, object] | None:
         from json import loads
@@ -358,14 +385,8 @@ def hold(path: str, holder: Holder, *, wait: bool, what: str = "this sandbox") -
 
     `Busy` names the holder. The descriptor is closed on exec. A child forked without exec has to close it, or it keeps the lock.
     """
-    with explained(f"open the lock {path!r}"):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    descriptor = _locked(path, wait=wait, what=what)
     try:
-        with explained(f"take the lock {path!r}"):
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError:
-                raise Busy(f"{what} is in use by {_holder(descriptor) or 'another run'}", hint="wait for it, or end that process") from None
         with suppress(OSError):  # on a full disk the lock is held all the same
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, as_json(vars(holder)).encode(), 0)
@@ -377,7 +398,27 @@ def hold(path: str, holder: Holder, *, wait: bool, what: str = "this sandbox") -
         os.close(descriptor)
 
 
-def _holder(descriptor: int) -> Holder | None:
+def _locked(path: str, *, wait: bool, what: str) -> int:
+    """Return a descriptor with the lock. If the file was removed meanwhile by an earlier holder, lock the new one."""
+    while True:
+        with explained(f"open the lock {path!r}"):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            with explained(f"take the lock {path!r}"):
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+                except BlockingIOError:
+                    holder = holder_of(descriptor) or "another run"
+                    raise Busy(f"{what} is in use by {holder}", hint="wait for it, or end that process") from None
+            if os.fstat(descriptor).st_nlink:
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def holder_of(descriptor: int) -> Holder | None:
     """Read the holder from a lock file; None if that process is dead. For a moment, the file may still name the previous holder."""
     from json import loads  # imported here: needed only when the lock is refused
 

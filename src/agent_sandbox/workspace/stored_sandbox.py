@@ -20,7 +20,7 @@ from agent_sandbox.policy.paths import contains
 from agent_sandbox.workspace.durable import explained
 from agent_sandbox.workspace.layers import history
 from agent_sandbox.workspace.layers.history import History, HistoryStep, Present, Snapshot, layer_targets
-from agent_sandbox.workspace.layers.image import LEAST_CAPACITY, TRASH, Growth, acknowledge_loss, attach, opened
+from agent_sandbox.workspace.layers.image import LEAST_CAPACITY, TRASH, Growth, NoRoom, acknowledge_loss, attach, opened
 from agent_sandbox.workspace.originals.runs import TICK_NS, begin, end, file_clock_ns, has_run
 from agent_sandbox.workspace.store import SandboxState
 
@@ -71,7 +71,7 @@ class Stored:
 
         layers = self.state.history().layers
         with ExitStack() as ends:
-            top = ends.enter_context(self._top()) if self.state.exists else -1
+            top = ends.enter_context(self._top(reading=True)) if self.state.exists else -1
             yield ends.enter_context(stacked(top, layers if top >= 0 else (), userxattr=_userxattr(), owner_shift=_owner_shift()))
 
     def changes(self, policy: Policy) -> ChangeSet:
@@ -163,7 +163,7 @@ class Stored:
             target = history.find(before, which)
             after = history.forget(before, target)
             self._save(after)
-            with self._top() as top:
+            with suppress(NoRoom), self._top() as top:  # on a full disk, the next run removes what nothing refers to
                 self._tidy(top, after)
             return target
 
@@ -283,6 +283,8 @@ class Stored:
         else:
             end(self.state.bases, generation, run.since_ns)
         self._tidy_for_a_moment(top, run.present)
+        if run.growth is not None:
+            run.growth.put_back(top)
 
     def _tidy_for_a_moment(self, top: int, present: Present) -> None:
         """Remove unreferenced generations within a short time limit. Usually there are none, and no further module is loaded."""
@@ -301,10 +303,10 @@ class Stored:
         tidy(top, after, until=until)
 
     @contextmanager
-    def _top(self) -> Iterator[int]:
-        """Open the directory of generations for the length of a block. The sandbox must exist."""
+    def _top(self, *, reading: bool = False) -> Iterator[int]:
+        """Open the directory of generations for the length of a block, perhaps only for reading. The sandbox must exist."""
         if self.state.stacking:
-            with opened(self.state.image) as (_, top):
+            with opened(self.state.image, reading=reading) as (_, top):
                 yield top
             return
         with explained(f"open the layers of the sandbox of {self.state.project!r}"):

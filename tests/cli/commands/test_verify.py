@@ -12,8 +12,9 @@ from agent_sandbox.cli.commands import verify
 from agent_sandbox.cli.main import main
 from agent_sandbox.selftest.bench import SCRIPTS, DecoyBench
 from agent_sandbox.selftest.boxes import Bare, Found
-from agent_sandbox.selftest.probe import BOTH, RUN, SDK, Probe, judge, look
+from agent_sandbox.selftest.probe import BOXES, RUN, SDK, Absent, Probe, Result, judge, look
 from agent_sandbox.selftest.probes import PROBES
+from agent_sandbox.selftest.walls import Wall, judge_walls
 
 HELD, BROKEN = Found({}, {"way": "refused", "other": "refused"}), Found({"way": "seen"})
 
@@ -59,7 +60,32 @@ def test_a_probe_that_breaks_is_told_in_its_place_and_the_others_go_on(tmp_path:
 def test_every_probe_has_a_name_of_its_own_a_sentence_and_a_box() -> None:
     assert len({probe.name for probe in PROBES}) == len(PROBES) > 30
     assert [probe.name for probe in PROBES if not (probe.claim.endswith(".") and probe.tries)] == []
-    assert [probe.name for probe in PROBES if not probe.boxes or not set(probe.boxes) <= set(BOTH)] == []
+    assert [probe.name for probe in PROBES if not probe.boxes or not set(probe.boxes) <= set(BOXES)] == []
+
+
+WALL = Wall("sample-wall", "It holds.", ("sample:way",))
+
+
+def wall_status(*results: Result) -> str:
+    (verdict,) = judge_walls(results, [WALL])
+    return verdict.status
+
+
+def test_a_wall_is_judged_by_its_own_way_of_an_attack() -> None:
+    broken, held = judge(probe(), RUN, BROKEN, BROKEN), judge(probe(), RUN, BROKEN, HELD)
+    other = judge(probe(), RUN, Found({"way": "seen", "other": "seen"}), Found({"other": "seen"}, {"way": "refused"}))
+    assert (wall_status(broken), wall_status(held), wall_status(held, broken)) == ("broken", "held", "broken")
+    assert (other.status, wall_status(other)) == ("fail", "held"), "another way that got through does not blame this wall"
+
+
+def test_a_wall_that_is_not_here_is_said_and_not_counted_as_held() -> None:
+    absent = judge(probe(), RUN, BROKEN, Absent("this kernel has none"))
+    assert (absent.excused, absent.bad, wall_status(absent)) == (True, False, "absent")
+    unshown = judge(probe(), RUN, Found({"other": "seen"}), HELD)
+    assert wall_status(unshown) == "absent", "the machine refuses this way by itself"
+    assert wall_status(judge(probe(), RUN, BROKEN, "no answer")) == "not shown"
+    (nobody,) = judge_walls([], [Wall("sample-wall", "It holds.", why="it cannot be tried")])
+    assert (nobody.status, nobody.why) == ("not attacked", "it cannot be tried")
 
 
 class Forgotten(Bare):

@@ -7,16 +7,16 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from agent_sandbox.errors import WorkspaceError
-from agent_sandbox.kernel import loop
+from agent_sandbox.kernel import image_space, loop
 from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.workspace.layers import image
-from agent_sandbox.workspace.layers.image import Growth, NoImage
+from agent_sandbox.workspace.layers.image import Growth, NoImage, NoRoom
 from tests.leftovers import left_since, traces
 from tests.workspace.layers.overlays import in_namespace
 
@@ -71,13 +71,126 @@ def test_programs_devices_and_setuid_files_in_it_count_for_nothing(made: Path) -
 
 
 def test_the_disk_has_reserved_all_that_can_be_written_and_no_more(made: Path) -> None:
-    at_first = reserved(made)
-    assert image.ROOM < at_first < 2 * image.ROOM, "far less than it may grow to"
     with image.opened(str(made)) as (_, top):
+        in_use = reserved(made)
+        assert image.ROOM < in_use < 2 * image.ROOM, "far less than it may grow to"
         written = write(top, "file", 8 * image.ROOM)
         os.fsync(top)
-    assert image.ROOM - 8 * MIB <= written <= image.ROOM
-    assert reserved(made) == at_first, "nothing was written where the disk had not promised a block"
+        assert image.ROOM - 8 * MIB <= written <= image.ROOM
+        assert reserved(made) == in_use, "nothing was written where the disk had not promised a block"
+
+
+def make_inodes(top: int) -> None:
+    """Use inodes in every group of the filesystem: the kernel spreads directories over the groups."""
+    for number in range(200):
+        os.mkdir(f"d{number}", dir_fd=top)
+        for other in range(5):
+            os.close(os.open(f"d{number}/f{other}", os.O_WRONLY | os.O_CREAT, dir_fd=top))
+    os.fsync(top)
+    os.sync()
+
+
+def test_every_inode_has_its_disk_block_before_it_can_be_used(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with image.opened(str(made)) as (_, top):
+        in_use = reserved(made)
+        make_inodes(top)
+        assert reserved(made) == in_use
+    image.make(str(other := made.with_name("other")), None)
+    with monkeypatch.context() as patch:
+        patch.setattr(image_space, "reserve", lambda *_: True)
+        with image.opened(str(other)) as (_, top):
+            in_use = reserved(other)
+            make_inodes(top)
+    assert reserved(other) > in_use, "the control arm: without the reservation the disk has to find blocks"
+
+
+@pytest.mark.parametrize("limit", [None, 8 << 30, 64 * MIB], ids=["no limit", "default", "small"])
+def test_at_rest_an_empty_one_takes_no_more_than_16_mib(place: Path, limit: int | None) -> None:
+    image.make(str(place), limit)
+    assert reserved(place) <= 16 * MIB
+    with image.opened(str(place)):
+        assert reserved(place) > image.ROOM, "the control arm: while it is in use"
+    assert reserved(place) <= 16 * MIB
+
+
+def test_at_rest_it_takes_what_it_holds_and_all_of_that_is_there(made: Path) -> None:
+    content = os.urandom(20 * MIB)
+    with image.opened(str(made)) as (_, top):
+        make_inodes(top)
+        Path(f"/proc/self/fd/{top}/kept").write_bytes(content)
+        write(top, "removed", 100 * MIB)
+        os.unlink("removed", dir_fd=top)
+    assert reserved(made) <= len(content) + 20 * MIB
+    checked = subprocess.run(["e2fsck", "-fn", made], capture_output=True, text=True)
+    assert checked.returncode == 0, checked
+    with image.opened(str(made)) as (_, top):
+        assert Path(f"/proc/self/fd/{top}/kept").read_bytes() == content and len(os.listdir(top)) == 205
+
+
+def test_a_small_limit_takes_no_more_at_rest_than_a_large_one(made: Path) -> None:
+    """The ballast grows over blocks that the disk had reserved."""
+    with image.opened(str(made)) as (attached, top):
+        loop.restrict(top, 8 * MIB)
+        Growth(attached, 8 * MIB).put_back(top)
+    assert reserved(made) <= 16 * MIB
+
+
+def test_much_that_was_freed_is_not_reserved_again(made: Path) -> None:
+    with image.opened(str(made)) as (attached, top):
+        growth = Growth(attached, None)
+        for number in range(4):
+            write(top, f"file-{number}", image.ROOM)
+            growth(top)
+        for number in range(4):
+            os.unlink(f"file-{number}", dir_fd=top)
+        os.sync()
+    with image.opened(str(made)) as (_, top):
+        assert reserved(made) < 2 * image.ROOM, "as if whoever wrote was killed, and did not put it back"
+
+
+def test_a_kill_leaves_it_reserved_and_the_next_use_returns_that(made: Path) -> None:
+    ready, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with image.opened(str(made)):
+            os.write(tell, b"x")
+            signal.pause()
+    os.read(ready, 1)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert reserved(made) > image.ROOM, "the control arm: nobody was left to return it"
+    with image.opened(str(made)):
+        pass
+    assert reserved(made) <= 16 * MIB
+
+
+def test_a_kill_while_it_is_put_to_rest_leaves_one_that_opens_with_all_reserved(made: Path) -> None:
+    with image.opened(str(made)) as (_, top):
+        in_use = reserved(made)
+        write(top, "file", MIB)
+    with made.open("r+b") as file:
+        parts = image_space.unused(file.fileno())
+        assert image_space.reserve(file.fileno(), (*parts.tables, *parts.free), 0)
+        image_space.release(file.fileno(), parts.free[::2])  # and the others not
+    with image.opened(str(made)) as (_, top):
+        assert reserved(made) == in_use and os.stat("file", dir_fd=top).st_size == MIB
+
+
+def test_one_in_use_is_never_put_to_rest(made: Path) -> None:
+    with image.opened(str(made)):
+        in_use = reserved(made)
+        image.rest(str(made))
+        assert reserved(made) == in_use
+    assert reserved(made) < in_use, "the control arm"
+
+
+def test_one_that_was_not_unmounted_is_never_put_to_rest(made: Path) -> None:
+    copy = after_a_power_cut(made)
+    with copy.open("r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, 400 * MIB)
+    before = reserved(copy)
+    image.rest(str(copy))
+    assert reserved(copy) == before
 
 
 def test_it_grows_while_it_is_written_to_and_stops_at_its_limit(made: Path) -> None:
@@ -128,25 +241,68 @@ def test_a_full_one_has_still_room_for_the_directories_of_a_view(made: Path) -> 
         assert write(top, "guest", MIB) == 0, "and nobody else gets it"
 
 
-def test_a_disk_without_room_says_so_and_nothing_is_given(made: Path, tmp_path: Path) -> None:
-    def body() -> None:
+def free_on(directory: Path) -> int:
+    space = os.statvfs(directory)
+    return space.f_bavail * space.f_frsize
+
+
+def on_a_small_disk(tmp_path: Path, body: Callable[[Path], None]) -> None:
+    """Do something with a new image on a disk of 700 MiB."""
+
+    def entered() -> None:
         small = tmp_path / "small"
         small.mkdir()
         sc.mount("tmpfs", str(small), "tmpfs", 0, f"size={700 * MIB}")
         image.make(str(small / "image"), None)
-        os.posix_fallocate(os.open(small / "fill", os.O_RDWR | os.O_CREAT), 0, 200 * MIB)
+        body(small)
+
+    in_namespace(entered)
+
+
+def leave(small: Path, size: int) -> None:
+    """Fill the disk until so much is left."""
+    with (small / "fill").open("ab") as file:
+        os.posix_fallocate(file.fileno(), file.tell(), free_on(small) - size)
+
+
+def test_a_disk_without_room_says_so_and_nothing_is_given(tmp_path: Path) -> None:
+    def body(small: Path) -> None:
+        leave(small, image.LEAVE_THE_DISK + 150 * MIB)
+        size = 0
         with image.opened(str(small / "image")) as (attached, top):
-            size = write(top, "file", 8 * image.ROOM)
             growth = Growth(attached, None)
-            growth(top)
+            for number in range(50):
+                growth(top)
+                size += write(top, f"file-{number}", image.ROOM)
+                assert free_on(small) >= image.LEAVE_THE_DISK - MIB, "the disk keeps what it is to keep"
             assert "No space" in growth.refused and write(top, "more", MIB) == 0
-        with image.opened(str(small / "image")) as (_, top):
-            assert os.stat("file", dir_fd=top).st_size == size, "the filesystem in it is whole"
+            assert size > 16 * MIB, "the control arm: what there was, it got"
+        with image.opened(str(small / "image"), reading=True) as (_, top):
+            assert sum(os.stat(f"file-{number}", dir_fd=top).st_size for number in range(50)) == size, "the filesystem in it is whole"
+        leave(small, image.LEAVE_THE_DISK + 32 * MIB)
         with pytest.raises(NoImage, match="too little room"):
             image.make(str(small / "another"), None)
         assert sorted(os.listdir(small)) == ["fill", "image"]
 
-    in_namespace(body)
+    on_a_small_disk(tmp_path, body)
+
+
+def test_on_a_full_disk_it_can_be_read_and_not_written(tmp_path: Path) -> None:
+    def body(small: Path) -> None:
+        with image.opened(str(small / "image")) as (_, top):
+            write(top, "file", MIB)
+        leave(small, 8 * MIB)
+        with image.opened(str(small / "image"), reading=True) as (attached, top):
+            assert attached.read_only and os.stat("file", dir_fd=top).st_size == MIB
+            with pytest.raises(OSError, match="Read-only"):
+                os.mkdir("new", dir_fd=top)
+        with pytest.raises(NoRoom, match="too little room"), image.opened(str(small / "image")):
+            pass
+        (small / "fill").unlink()
+        with image.opened(str(small / "image")) as (_, top):
+            assert write(top, "more", MIB) == MIB, "the control arm: with room it can be written"
+
+    on_a_small_disk(tmp_path, body)
 
 
 def test_two_who_open_it_at_once_use_the_same_device(made: Path) -> None:

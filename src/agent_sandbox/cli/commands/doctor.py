@@ -176,7 +176,7 @@ def examine(here: Situation) -> list[CheckRow]:
     else:  # a kept run fails for the same reason
         rows = [replace(row, remedy=cure) if row.name == "a kept run" and cure and row.status != "ok" else row for row in rows]
     images = [_images(here)] if here.root else []
-    return [*rows, *images, _landlock(), _control_groups(), *(_interpreter(language) for language in LANGUAGES), _wasm()]
+    return [*rows, *images, _landlock(), _control_groups(), _socket_buffers(), *(_interpreter(language) for language in LANGUAGES), _wasm()]
 
 
 def _required(name: str, trial: Trial, gives: str, what_to_do: str) -> CheckRow:
@@ -217,6 +217,15 @@ def _control_groups() -> CheckRow:
         return CheckRow("control groups", "ok", gives, enforcement, "", False)
     what_to_do = "limits are watched instead; for hard ones run as root, or under: systemd-run --user --scope -p Delegate=yes"
     return CheckRow("control groups", "weaker", gives, enforcement, what_to_do, False)
+
+
+def _socket_buffers() -> CheckRow:
+    trial = probes.socket_buffers()
+    gives = "data that waits in sockets counts as memory, also where no control group counts it"
+    if trial.worked:
+        return CheckRow("socket buffers", "ok", gives, trial.said, "", False)
+    what_to_do = "load the modules: modprobe -a tcp_diag udp_diag unix_diag. Without them only a control group bounds socket buffers"
+    return CheckRow("socket buffers", "weaker", gives, trial.said, what_to_do, False)
 
 
 def _interpreter(language: str) -> CheckRow:

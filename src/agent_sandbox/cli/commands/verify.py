@@ -10,8 +10,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
 from typing import Literal
 
@@ -27,16 +27,18 @@ from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.paths import Tree
 from agent_sandbox.policy.secrets import Mask
 from agent_sandbox.selftest.bench import DecoyBench, Surroundings, aside, set_up
-from agent_sandbox.selftest.boxes import Attempt, Box, NoAnswer
-from agent_sandbox.selftest.probe import BOTH, Probe, Seen, judge, look
+from agent_sandbox.selftest.boxes import Attempt, Bare, Box, NoAnswer
+from agent_sandbox.selftest.probe import BOXES, PRODUCT, SDK, WASM, Probe, Seen, judge, look
 from agent_sandbox.selftest.probe import Result as ProbeResult
 from agent_sandbox.selftest.probes import PROBES
-from agent_sandbox.selftest.sandboxed import Cloned, Locked
+from agent_sandbox.selftest.product import Product
+from agent_sandbox.selftest.sandboxed import Cloned, Compiled, Locked
+from agent_sandbox.selftest.walls import judge_walls
 from agent_sandbox.workspace.project import Project
 from agent_sandbox.workspace.store import SandboxState, Store
 from agent_sandbox.workspace.view.plan import PRIVATE
 
-_WIDTH = 14  # of the status column
+_WIDTH = 13  # of the status column
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
@@ -58,8 +60,22 @@ class ProbeFacts:
 
 
 @dataclass(frozen=True)
+class WallFacts:
+    """The verdict on one protection (`wall`). `attacked_by` are probes, or single ways of a probe; empty if nothing attacks the wall.
+
+    `absent`: this machine does not have the wall, or refuses the attack without it, too. `not shown`: the attack could not be tried.
+    """
+
+    wall: str
+    status: Literal["held", "broken", "absent", "not shown", "not attacked"]
+    says: str
+    why: str | None
+    attacked_by: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class VerifyResult(VerbResult):
-    """The results of all attacks, one for each promise and kind of sandbox."""
+    """The results of all attacks, one for each promise and kind of sandbox, and the verdict on each wall, also on those not attacked."""
 
     kind = "verify"
 
@@ -67,6 +83,7 @@ class VerifyResult(VerbResult):
     counts: dict[str, int]
     seconds: float
     results: tuple[ProbeFacts, ...]
+    walls: tuple[WallFacts, ...]
 
     @property
     def code(self) -> int:
@@ -74,7 +91,9 @@ class VerifyResult(VerbResult):
         return 0 if self.held else 1
 
     def text(self, console: Console) -> None:
-        _table(self.results, self.seconds, console.style)
+        _table(self.results, console.style)
+        _tell_walls(self.walls, console.style)
+        print(f"\n{console.style.heading(_verdict(self))}")
 
 
 @dataclass(frozen=True)
@@ -106,37 +125,54 @@ def verify(options: VerifyOptions, console: Console) -> VerbResult:
     held = not any(result.bad for result in results)
     counts = {status: sum(result.status == status for result in results) for status in ("pass", "fail", "inconclusive")}
     facts = _facts(results, {} if held else _remedies(results))
-    return VerifyResult(held, counts, round(time.monotonic() - began, 3), facts)
+    return VerifyResult(held, counts, round(time.monotonic() - began, 3), facts, _wall_facts(results))
 
 
 def _attack(options: VerifyOptions, *, progress: bool) -> list[ProbeResult]:
     policy = policy_of(options.policy, _project(options))
-    environment = guest_environment(os.environ, options.env, home=here().host.home)
     store = Store.open(here().host.state)
-    with (
-        set_up(_places(policy), _surroundings(policy), forget=lambda bench: _forget(store, bench)) as bench,
-        Cloned(bench, policy, environment, store.sandbox_for(bench.project)) as cloned,
-    ):
-        _must_run(cloned)
-        with aside(lambda: look(PROBES, bench, bench.bare)) as control, aside(lambda: _locked(bench)) as locked:
-            seen = {cloned.name: _in_the_foreground(bench, cloned, progress=progress), Locked.name: locked()}
-            without = control()
-    return [judge(probe, box, without[probe.name], seen[box][probe.name]) for probe in PROBES for box in probe.boxes]
+    with set_up(_places(policy), _surroundings(policy), forget=lambda bench: _forget(store, bench)) as bench:
+        # Not before the bench is set up, as `run` would: it has put a secret into our environment, which must not come along.
+        environment = guest_environment(os.environ, options.env, home=here().host.home)
+        with Cloned(bench, policy, environment, store.sandbox_for(bench.project)) as cloned:
+            _must_run(cloned)
+            with ExitStack() as stack:
+                others = {box: stack.enter_context(aside(lambda attack=attack: attack(bench))) for box, attack in _ASIDE.items()}  # type: ignore[misc]
+                seen = {cloned.name: _in_the_foreground(bench, cloned, progress=progress)}
+                seen |= {box: result() for box, result in others.items()}
+    without = seen[Bare.name]
+    return [judge(probe, box, without.get(probe.name, ""), seen[box][probe.name]) for probe in PROBES for box in probe.boxes]
+
+
+def _bare(bench: DecoyBench) -> Seen:
+    return look([probe for probe in PROBES if not probe.own_control], bench, bench.bare)
 
 
 def _locked(bench: DecoyBench) -> Seen:
     with Locked(bench) as box:
         _must_run(box)
-        return look(_for(box), bench, box)
+        return look(_for(box.name), bench, box)
 
 
-def _for(box: Box) -> list[Probe]:
-    return [probe for probe in PROBES if box.name in probe.boxes]
+def _compiled(bench: DecoyBench) -> Seen:
+    with Compiled() as box:
+        return look(_for(box.name), bench, box)
+
+
+def _product(bench: DecoyBench) -> Seen:
+    return look(_for(PRODUCT), bench, Product())
+
+
+_ASIDE: dict[str, Callable[[DecoyBench], Seen]] = {Bare.name: _bare, SDK: _locked, WASM: _compiled, PRODUCT: _product}
+
+
+def _for(box: str) -> list[Probe]:
+    return [probe for probe in PROBES if box in probe.boxes]
 
 
 def _in_the_foreground(bench: DecoyBench, box: Box, *, progress: bool) -> Seen:
     """Run the probes of one kind of sandbox, the slowest, and show their progress. The others run in parallel."""
-    mine = _for(box)
+    mine = _for(box.name)
 
     def starting(probe: Probe) -> None:
         print(f"\r\x1b[K{mine.index(probe) + 1}/{len(mine)} {probe.name}", end="", file=sys.stderr, flush=True)
@@ -251,11 +287,17 @@ def _facts(results: Sequence[ProbeResult], remedies: Mapping[str, Sequence[str]]
     )
 
 
-def _table(results: Sequence[ProbeFacts], seconds: float, style: Style) -> None:
+def _wall_facts(results: Sequence[ProbeResult]) -> tuple[WallFacts, ...]:
+    return tuple(
+        WallFacts(each.wall.name, each.status, each.wall.says, each.why or None, each.wall.attacks) for each in judge_walls(results)
+    )
+
+
+def _table(results: Sequence[ProbeFacts], style: Style) -> None:
     """Print one line per probe and one column per kind of sandbox; then each result that did not pass, with its attack and evidence."""
     claims = {result.probe: result.claim for result in results}
     by_place = {(result.probe, result.box): result for result in results}
-    boxes = [box for box in BOTH if any(result.box == box for result in results)]
+    boxes = [box for box in BOXES if any(result.box == box for result in results)]
     width = max(map(len, claims), default=0) + 2
     print(style.heading(f"{'':{width}}{''.join(f'{box:<{_WIDTH}}' for box in boxes)}").rstrip())
     for name, claim in claims.items():
@@ -264,7 +306,6 @@ def _table(results: Sequence[ProbeFacts], seconds: float, style: Style) -> None:
         print(f"{name:<{width}}{words}{claim}")
     for result, boxes_of in _grouped(results):
         _explain(result, boxes_of, style)
-    print(f"\n{style.heading(_verdict(results, seconds))}")
 
 
 def _grouped(results: Sequence[ProbeFacts]) -> list[tuple[ProbeFacts, list[str]]]:
@@ -286,10 +327,38 @@ def _explain(result: ProbeFacts, boxes: list[str], style: Style) -> None:
         print(f"  -> {shown(remedy)}")
 
 
-def _verdict(results: Sequence[ProbeFacts], seconds: float) -> str:
-    """Return the overall result as one sentence."""
-    counts = {status: sum(result.status == status for result in results) for status in ("pass", "fail", "inconclusive")}
-    told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
-    if any(result.status == "fail" or (result.status == "inconclusive" and not result.excused) for result in results):
-        return f"Not everything that is promised was held or could be shown: {told}, in {seconds:.1f} s."
-    return f"Everything that could be attacked here held: {told}, in {seconds:.1f} s."
+def _tell_walls(walls: Sequence[WallFacts], style: Style) -> None:
+    """Print each wall that did not simply hold: broken ones first, then those that were not shown, are not here, or are not attacked."""
+    for status, heading in _WALL_HEADINGS.items():
+        chosen = [wall for wall in walls if wall.status == status]
+        if not chosen:
+            continue
+        print(f"\n{style.heading(heading)}")
+        width = max(len(wall.wall) for wall in chosen) + 2
+        for wall in chosen:
+            print(f"  {wall.wall:<{width}}{wall.says} ({shown(wall.why or '')})")
+
+
+_WALL_HEADINGS = {
+    "broken": "WALLS THAT ARE BROKEN",
+    "not shown": "WALLS THAT COULD NOT BE ATTACKED, ALTHOUGH THEY SHOULD BE",
+    "absent": "WALLS THAT ARE NOT HERE: this machine lacks them, or refuses the attack by itself",
+    "not attacked": "Walls that verify does not attack",
+}
+
+
+def _verdict(result: VerifyResult) -> str:
+    """Return the overall result as one sentence. It claims only what was attacked."""
+    told = ", ".join(f"{count} {status}" for status, count in result.counts.items() if count)
+    walls = {status: [wall.wall for wall in result.walls if wall.status == status] for status in ("held", *_WALL_HEADINGS)}
+    rest = [
+        f"{len(walls[status])} {words}"
+        for status, words in (("absent", "are not here"), ("not attacked", "are not attacked"))
+        if walls[status]
+    ]
+    if not result.held:
+        broken = f" Broken: {', '.join(walls['broken'])}." if walls["broken"] else ""
+        return f"Not everything that is promised was held or could be shown: {told}, in {result.seconds:.1f} s.{broken}"
+    return (
+        f"The {len(walls['held'])} walls that were attacked held: {told}, in {result.seconds:.1f} s. Of the others, {' and '.join(rest)}."
+    )

@@ -153,6 +153,8 @@ class ProcessGuest:
             self._make_cgroup()
             if layers := watched(self.launch):
                 self._full = self._keeper.watch(self._line.number, *layers)
+            if isinstance(kept := self.launch.root.layers, mount_plan.InImage):
+                self._keeper.put_to_rest(self._line.number, kept.path, kept.backing)
             self._control.settimeout(READY_SECONDS)
             self._payload.settimeout(READY_SECONDS)
             if self.launch.observe:

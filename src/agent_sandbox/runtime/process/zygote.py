@@ -23,7 +23,7 @@ from functools import cached_property
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.errors import LaunchFailed, PolicyError, RuntimeUnavailable, SandboxError
 from agent_sandbox.kernel import wire
-from agent_sandbox.kernel.wire import DONE, START, WATCH
+from agent_sandbox.kernel.wire import DONE, REST, START, WATCH
 
 if TYPE_CHECKING:
     from agent_sandbox.kernel.cgroups import Hierarchy
@@ -124,6 +124,10 @@ class Zygote:
         finally:
             os.close(tell)
         return told
+
+    def put_to_rest(self, number: int, image: str, backing: tuple[int, int]) -> None:
+        """Make the keeper return the unused disk blocks of an image to the disk, after the run that uses it. Raises OSError."""
+        self._link.send(marshal.dumps((REST, number, image, *backing)))
 
     def _await_readiness(self) -> None:
         self._link.settimeout(_START_SECONDS)

@@ -88,7 +88,12 @@ def _first(paths: list[str]) -> str:
 
 
 def _open(path: str) -> str:
-    os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
+    opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        if stat.S_ISDIR(os.fstat(opened).st_mode) and not os.listdir(opened):
+            raise FileNotFoundError(2, "an empty directory stands there")
+    finally:
+        os.close(opened)
     return "opened"
 
 

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from agent_sandbox.selftest.probe import Probe
-from agent_sandbox.selftest.probes import files, kernel, limits, network, persistence, processes
+from agent_sandbox.selftest.probes import (
+    confinement,
+    counters,
+    files,
+    governance,
+    kernel,
+    limits,
+    network,
+    persistence,
+    processes,
+    promotion,
+    wasm,
+)
+
+_SUBJECTS = (files, network, processes, kernel, confinement, limits, counters, persistence, wasm, promotion, governance)
 
 PROBES: tuple[Probe, ...] = tuple(
-    probe
-    for subject in (*(each.SUBJECT for each in (files, network, processes, kernel, limits, persistence)), persistence.LEDGER)
-    for probe in subject.probes
+    probe for subject in (*(each.SUBJECT for each in _SUBJECTS), persistence.LEDGER) for probe in subject.probes
 )

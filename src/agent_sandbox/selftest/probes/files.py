@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 
@@ -98,8 +99,12 @@ def _secrets(bench: DecoyBench, ran: AttemptResult) -> Found:
 
 
 def _can_be_opened(path: str) -> bool:
+    """Return whether this user can open the path, and it hides something: an empty directory may stand there inside as well."""
     try:
-        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+        opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return False
-    return True
+    try:
+        return not stat.S_ISDIR(os.fstat(opened).st_mode) or bool(os.listdir(opened))
+    finally:
+        os.close(opened)

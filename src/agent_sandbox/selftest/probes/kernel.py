@@ -12,7 +12,7 @@ from agent_sandbox.selftest.probe import RUN, Probes, system_calls
 SUBJECT = Probes("user namespaces", "namespaces", "seccomp")
 
 _OWN = ("mnt", "pid", "net", "ipc", "uts", "user", "cgroup")
-_NEW = {
+NEW = {
     "user": sc.CLONE_NEWUSER,
     "mount": sc.CLONE_NEWNS,
     "network": sc.CLONE_NEWNET,
@@ -42,7 +42,7 @@ def own_namespaces(bench: DecoyBench, box: Box) -> Found:
 
 @SUBJECT.probe("new-namespaces", "It can make no new namespace.", "unshares each kind of namespace")
 def new_namespaces(bench: DecoyBench, box: Box) -> Found:
-    return box.run(Attempt("kernel", "unshare", {"number": system_calls("unshare")["unshare"], "kinds": _NEW}))
+    return box.run(Attempt("kernel", "unshare", {"number": system_calls("unshare")["unshare"], "kinds": NEW}))
 
 
 @SUBJECT.probe(

@@ -14,7 +14,7 @@ from agent_sandbox.selftest.probe import RUN, SDK, Probes, system_calls
 
 SUBJECT = Probes("user namespaces", "namespaces", "own /proc", "seccomp", "Landlock")
 
-_NO_CAPABILITIES = dict.fromkeys(("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"), "0" * 16)
+NO_CAPABILITIES = dict.fromkeys(("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"), "0" * 16)
 _SETUID = ("su", "passwd", "mount", "newgrp", "chsh", "gpasswd", "sudo", "pkexec", "fusermount3", "crontab")
 
 
@@ -102,13 +102,7 @@ def environment(bench: DecoyBench, box: Box) -> Found:
     "looks for open descriptors beyond the three; verify holds a secret open, and inheritable",
 )
 def descriptors(bench: DecoyBench, box: Box) -> Found:
-    held = os.open(bench.secrets[0], os.O_RDONLY)
-    try:
-        os.set_inheritable(held, True)
-        ran = box.run(Attempt("processes", "find_descriptors"))
-    finally:
-        os.close(held)
-    return ran
+    return box.run(Attempt("processes", "find_descriptors"))
 
 
 @SUBJECT.probe(
@@ -134,7 +128,7 @@ def powers(bench: DecoyBench, box: Box) -> Found:
     box.run(Attempt("kernel", "take_name", {"name": mark}, watch=lambda: seen.extend(status_of(pid) for pid in named(mark))))
     if not seen:
         raise NoAnswer("it was not found among the processes of the machine")
-    expected = {"NoNewPrivs": "1", "Seccomp": "2", **({} if bench.around.system and box.name == RUN else _NO_CAPABILITIES)}
+    expected = {"NoNewPrivs": "1", "Seccomp": "2", **({} if bench.around.system and box.name == RUN else NO_CAPABILITIES)}
     reached = {name: status[name] for status in seen for name, value in expected.items() if status[name] != value}
     if os.geteuid() == 0 and any("0" in status["Uid"].split() for status in seen):
         reached["Uid"] = "the machine's root"

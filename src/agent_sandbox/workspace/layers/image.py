@@ -9,6 +9,9 @@ The image is the disk quota, and the separate filesystem that stacked layers nee
 The content of an image was written by the kernel through the filesystem, never raw, whatever the guest did. An image is attached only once.
 The first process locks the file, the loop device keeps that lock until it is detached, and later processes share the device. Two devices on
 one file would destroy it.
+
+While nobody uses an image, the disk holds only its content: see `kernel.image_space`. Whoever attaches it reserves the rest first. If the
+disk has too little left, less can be written; if it has nothing left, the image can only be read.
 """
 
 from __future__ import annotations
@@ -17,22 +20,23 @@ import errno
 import fcntl
 import os
 import stat
-import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from agent_sandbox._fast.values import dataclass
 from agent_sandbox.errors import Busy, WorkspaceError
-from agent_sandbox.kernel import loop
+from agent_sandbox.kernel import image_space, loop
+from agent_sandbox.kernel.image_space import NO_FILESYSTEM, SOUND
 from agent_sandbox.workspace.durable import explained, sync_directory
 
-ROOM = 256 << 20  # free space of a new sandbox, and the size of one growth; at least half of it should always be free
+ROOM = 256 << 20  # free space when a run starts, and the size of one growth; at least half of it should always be free during a run
 LEAST_CAPACITY, LARGEST_CAPACITY = 8 << 30, 64 << 30  # minimum capacity of an image; and capacity without a limit
 LEAVE_THE_DISK = 256 << 20  # kept free on the disk that holds the images
 TRASH = "trash"
-_LEAST_ROOM, _LITTLE = 32 << 20, 64 << 10
-_INODES = 1 << 18  # 256 bytes each, which the disk has to allocate at once
+_LEAST_ROOM, _LEAST_STEP, _LITTLE = 32 << 20, 1 << 20, 64 << 10
+_INODES = 1 << 18  # 256 bytes each, which the disk has to reserve while the image is in use
+_JOURNAL_MIB = 8  # always reserved
 _STILL_WRITING_SECONDS = 60.0
 _LOOK_AGAIN_SECONDS = 0.001
 _SEARCH = ("/usr/sbin", "/sbin", "/usr/bin", "/bin", "/usr/local/sbin")
@@ -41,13 +45,20 @@ _FEATURES = (
     "none,has_journal,ext_attr,dir_index,filetype,extent,64bit,flex_bg,sparse_super,"
     "large_file,huge_file,dir_nlink,extra_isize,metadata_csum"
 )
-SOUND = ""
 _LOST = ".lost"  # flag file beside the image, until the user has been told
-_SUPERBLOCK, _MAGIC, _NEEDS_RECOVERY, _HAS_ERRORS = 1024, 0xEF53, 4, 2
+
+
+_TOO_LITTLE = "the disk of the state directory has too little room for an image"
+_NO_ROOM = "the disk of the state directory has too little room to write to this sandbox"
+_FREE_SOME = "free some space, then: agent-sandbox reset"
 
 
 class NoImage(WorkspaceError):
     """Raised if this machine cannot make or attach images."""
+
+
+class NoRoom(WorkspaceError):
+    """Raised if the disk has too little room to write to an image."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +69,7 @@ class Image:
     file: int
     loop: loop.LoopDevice
     lost: bool = False
+    read_only: bool = False
 
     @property
     def identity(self) -> tuple[int, int]:
@@ -103,65 +115,105 @@ def _room_on_disk(path: str) -> int:
     space = os.statvfs(os.path.dirname(path))
     room = min(ROOM, (space.f_bavail * space.f_frsize - LEAVE_THE_DISK) // 2)
     if room < _LEAST_ROOM:
-        raise NoImage("the disk of the state directory has too little room for one", hint="free some space, then: agent-sandbox reset")
+        raise NoImage(_TOO_LITTLE, hint=_FREE_SOME)
     return room
 
 
 def _formatting(capacity: int) -> tuple[str, ...]:
     # Discard and zero nothing: the file is new and reads as zeros.
     extended = "nodiscard,lazy_itable_init=1,lazy_journal_init=1,root_owner=0:0"
-    sizes = ("-b", "4096", "-I", "256", "-N", str(_INODES), "-m", "0", "-J", "size=16")
+    sizes = ("-b", "4096", "-I", "256", "-N", str(_INODES), "-m", "0", "-J", f"size={_JOURNAL_MIB}")
     return ("-F", "-q", "-O", _FEATURES, *sizes, "-E", extended)
 
 
 def _reserve(file: int, capacity: int, room: int) -> None:
-    """Allocate the disk blocks for the first `room` bytes that the sandbox may fill, and put a ballast file on the rest."""
-    from agent_sandbox.kernel import syscalls as sc
+    """Put a ballast file on all but `room` bytes of a new image, and allocate the disk blocks of what is in use outside it."""
+    top = _mounted_for_us(file)
+    try:
+        os.mkdir(TRASH, 0o700, dir_fd=top)
+        outside = loop.fill(top, capacity, room)
+    finally:
+        os.close(top)
+    parts = image_space.unused(file)
+    holes = [loop.Extent(start, start, length) for start, length in (*parts.tables, *parts.free)]
+    ballast = [
+        loop.Extent(start, start, length) for start, length in loop.complement([loop.Extent(0, *each) for each in outside], capacity)
+    ]
+    try:
+        enough = image_space.reserve(file, tuple(loop.complement([*holes, *ballast], capacity)), LEAVE_THE_DISK)
+    except OSError as error:
+        raise NoImage(
+            f"the disk of the state directory cannot reserve blocks: {error.strerror}", hint="see: agent-sandbox doctor"
+        ) from error
+    if not enough:
+        raise NoImage(_TOO_LITTLE, hint=_FREE_SOME)
 
+
+def _mounted_for_us(file: int) -> int:
+    """Attach and mount an image. Return a descriptor of its top directory; the image is detached when that is closed."""
     attached = _attach(file)
     try:
-        top = loop.mount_detached(attached.device)
+        return loop.mount_detached(attached.device)
     except OSError as error:
         raise NoImage(f"an image cannot be mounted here: {error.strerror}", hint="see: agent-sandbox doctor") from error
     finally:
         os.close(attached.fd)
-    try:
-        os.mkdir(TRASH, 0o700, dir_fd=top)
-        for start, length in loop.fill(top, capacity, room):
-            try:
-                sc.fallocate(file, start, length)
-            except OSError as error:
-                raise NoImage(
-                    f"the disk of the state directory cannot reserve blocks: {error.strerror}", hint="see: agent-sandbox doctor"
-                ) from error
-    finally:
-        os.close(top)
 
 
-def _attach(file: int) -> loop.LoopDevice:
+def _attach(file: int, *, read_only: bool = False) -> loop.LoopDevice:
     try:
-        return loop.attach(file)
+        return loop.attach(file, read_only=read_only)
     except OSError as error:
         raise NoImage(f"no loop device can be had: {error.strerror}", hint="load the module: modprobe loop") from error
 
 
-def attach(path: str) -> Image:
+def attach(path: str, *, reading: bool = False) -> Image:
     """Attach an image of ours to a loop device, or share the device that it is attached to. Raises `WorkspaceError` if it is unusable.
 
-    Damage from a power cut is repaired first, by the journal or by `e2fsck -p`.
+    Damage from a power cut is repaired first, by the journal or by `e2fsck -p`. Then the disk blocks are reserved that can be written.
+    Without room for them, the image is attached read-only if it is only for `reading`, else `NoRoom` is raised.
     """
     with explained(f"open the image {path!r}"):
         file = _open(path)
         try:
-            attached = _lock_or_share(file, path)
-            if attached is None and (condition := _condition(file, path)) != SOUND:
+            attached = _lock_or_share(file, path, reading=reading)
+            if attached is not None:
+                return Image(path, file, attached, os.path.exists(path + _LOST), loop.is_read_only(attached))
+            least = image_space.LEAST_HOLE
+            if (condition := _condition(file, path)) != SOUND:
                 # Set the flag before the repair: the first process to open the image may not be one that tells the user.
                 os.close(os.open(path + _LOST, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
                 _put_in_order(file, path, condition)
-            return Image(path, file, attached or _attach(file), lost=os.path.exists(path + _LOST))
+                least = 1  # the disk may have lost that blocks were reserved, and any of them may be free now
+            read_only = not _reserve_the_rest(file, least)
+            if read_only and not reading:
+                raise NoRoom(_NO_ROOM, hint="free some space on that disk; agent-sandbox prune removes sandboxes that are not needed")
+            return Image(path, file, _attach(file, read_only=read_only), os.path.exists(path + _LOST), read_only)
         except BaseException:
             os.close(file)
             raise
+
+
+def _reserve_the_rest(file: int, least: int) -> bool:
+    """Reserve the disk blocks of all that can be written. Return False if the disk has too little room even for the inodes.
+
+    If far too many blocks are free, or more than the disk can reserve, the ballast takes them first.
+    """
+    for keep in (ROOM, 0, None):
+        parts = image_space.unused(file, least=least, initialised=False)
+        if not image_space.reserve(file, parts.tables, LEAVE_THE_DISK):
+            return False
+        too_many = keep == ROOM and sum(length for _, length in parts.free) > 2 * ROOM
+        if not too_many and image_space.reserve(file, parts.free, LEAVE_THE_DISK):
+            return True
+        if keep is not None:
+            top = _mounted_for_us(file)
+            try:
+                loop.keep_free(top, keep)
+                loop.release_ballast(top, file)
+            finally:
+                os.close(top)
+    return False
 
 
 def acknowledge_loss(image: Image) -> None:
@@ -179,10 +231,11 @@ def _open(path: str) -> int:
     return file
 
 
-def _lock_or_share(file: int, path: str) -> loop.LoopDevice | None:
+def _lock_or_share(file: int, path: str, *, reading: bool) -> loop.LoopDevice | None:
     """Lock the image and return None, or return the loop device that it is attached to.
 
-    The lock proves that no device is attached. Raises `Busy` if another program holds the lock.
+    The lock proves that no device is attached. A read-only device is shared only for `reading`; else wait for its end. Raises `Busy` if
+    another program holds the lock.
     """
     status = os.fstat(file)
     deadline = time.monotonic() + _STILL_WRITING_SECONDS
@@ -192,20 +245,19 @@ def _lock_or_share(file: int, path: str) -> loop.LoopDevice | None:
             return None
         except BlockingIOError:
             if (shared := loop.find((status.st_dev, status.st_ino))) is not None:
-                return shared
+                if reading or not loop.is_read_only(shared):
+                    return shared
+                os.close(shared.fd)
         if time.monotonic() > deadline:  # locked but not attached for longer than a moment: a foreign lock
             raise Busy(f"{path!r} is locked by another process", hint="find out which with: lslocks")
         time.sleep(_LOOK_AGAIN_SECONDS)
 
 
 def _condition(file: int, path: str) -> str:
-    """Return `SOUND` if the image was unmounted after its last use, else the problem. The kernel also unmounts for a killed process."""
-    block = os.pread(file, 1024, _SUPERBLOCK)
-    if len(block) < 1024 or struct.unpack_from("<H", block, 0x38)[0] != _MAGIC:
-        raise _unusable(path, "it holds no filesystem")
-    if struct.unpack_from("<H", block, 0x3A)[0] & _HAS_ERRORS:
-        return "the kernel found errors in it"
-    return "it was not unmounted" if struct.unpack_from("<I", block, 0x60)[0] & _NEEDS_RECOVERY else SOUND
+    """Return `SOUND` or what is wrong with the image. Raises `WorkspaceError` if it holds no filesystem."""
+    if (found := image_space.condition(file)) == NO_FILESYSTEM:
+        raise _unusable(path, found)
+    return found
 
 
 def _put_in_order(file: int, path: str, condition: str) -> None:
@@ -235,9 +287,9 @@ def _unusable(path: str, why: str) -> WorkspaceError:
 
 
 @contextmanager
-def opened(path: str) -> Iterator[tuple[Image, int]]:
-    """Attach an image for the duration of a block. Yields the image and a descriptor of its top directory."""
-    image = attach(path)
+def opened(path: str, *, reading: bool = False) -> Iterator[tuple[Image, int]]:
+    """Attach an image for the duration of a block. Yields the image and a descriptor of its top directory. See `attach`."""
+    image = attach(path, reading=reading)
     try:
         top = _mounted(image)
         try:
@@ -246,11 +298,22 @@ def opened(path: str) -> Iterator[tuple[Image, int]]:
             os.close(top)
     finally:
         image.close()
+        rest(path)
+
+
+def rest(path: str) -> None:
+    """Return the disk blocks without content to the disk. Does nothing if the image is in use: whoever is last does it."""
+    with suppress(OSError):  # then they stay reserved until the image is used next
+        file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            image_space.rest(file)
+        finally:
+            os.close(file)
 
 
 def _mounted(image: Image) -> int:
     try:
-        return loop.mount_detached(image.loop.device)
+        return loop.mount_detached(image.loop.device, read_only=image.read_only)
     except OSError as error:
         raise _unusable(image.path, error.strerror or str(error)) from error
 
@@ -282,7 +345,8 @@ class Growth:
             if room < _LITTLE:
                 return
             disk = os.fstatvfs(self._image.file)
-            if disk.f_bavail * disk.f_frsize - room < LEAVE_THE_DISK:
+            room = min(room, disk.f_bavail * disk.f_frsize - LEAVE_THE_DISK)
+            if room < _LEAST_STEP:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             given = loop.give(top, self._image.file, room)
             self._free_before += given
@@ -290,6 +354,13 @@ class Growth:
                 self.refused = "this sandbox was made to hold no more; one with a larger limit is made after: agent-sandbox reset"
         except OSError as error:
             self.refused = f"the sandbox could not be given more room on the disk of {self._image.path}: {error.strerror}"
+
+    def put_back(self, top: int) -> None:
+        """Take free space back after a run that has freed much, and return the disk blocks that nothing needs. Raises OSError."""
+        space = os.fstatvfs(top)
+        if space.f_bavail * space.f_frsize > 2 * ROOM:
+            loop.keep_free(top, ROOM)
+        loop.release_ballast(top, self._image.file)
 
 
 def find_tool(name: str) -> str | None:

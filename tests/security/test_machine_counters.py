@@ -1,0 +1,204 @@
+"""Attacks on counters that the whole machine shares. A test takes a small part of one; the control arm shows that the part can be taken."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent_sandbox.kernel import counters, syscalls
+from agent_sandbox.kernel.syscall_rules import numbers
+from agent_sandbox.runtime.base import ExitReason
+from agent_sandbox.runtime.process.runtime import ProcessRuntime
+from tests.security.conftest import Tell
+from tests.security.harness import GENEROUS, Box, case, outside
+
+MIB = 1 << 20
+MEMORY = 64 * MIB
+SCRATCH = ("--user", "--map-root-user", "--net")
+
+# Fills socket buffers with about 150 MB, and tells how much of it the kernel holds. Above the limit it first waits for its end.
+FILL = """
+import fcntl, json, socket, struct, time
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as lo:  # a new namespace has its loopback device down
+    flags = struct.unpack("16sh22x", fcntl.ioctl(lo, 0x8913, struct.pack("16sh22x", b"lo", 0)))[1]
+    if not flags & 1: fcntl.ioctl(lo, 0x8914, struct.pack("16sh22x", b"lo", flags | 1))
+kept = []
+def large(made):
+    for option in (socket.SO_RCVBUF, socket.SO_SNDBUF): made.setsockopt(socket.SOL_SOCKET, option, 1 << 30)
+    made.setblocking(False)
+    return made
+def pair():
+    if KIND == "unix": return [large(each) for each in socket.socketpair()]
+    kind = socket.SOCK_STREAM if KIND == "tcp" else socket.SOCK_DGRAM
+    there, here = socket.socket(socket.AF_INET, kind), socket.socket(socket.AF_INET, kind)
+    there.bind(("127.0.0.1", 0))
+    if KIND == "tcp": there.listen(1)
+    here.connect(there.getsockname())
+    if KIND == "tcp": there = there.accept()[0]
+    return [large(here), large(there)]
+def column(table, number, part):
+    rows = [line.split() for line in open("/proc/net/" + table)][1:]
+    return sum(int(row[number].split(":")[part], 16) for row in rows)
+def held():
+    if KIND == "unix": return sent
+    if KIND == "netlink": return sum(int(line.split()[4]) for line in list(open("/proc/net/netlink"))[1:])
+    return column(KIND, 4, 0) + column(KIND, 4, 1)
+sent = 0
+for number in range(400):
+    if number % 20 == 0 and held() > 150 << 20: break
+    if KIND == "netlink":
+        kept.append(large(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)))
+        question = struct.pack("=IHHIIBxHiII", 32, 18, 1, 1, 0, 0, 0, 1, 0, 0)  # about the loopback device; nobody reads the answer
+        for _ in range(3000): kept[-1].send(question)
+        continue
+    kept.append(pair())
+    here = 0
+    try:
+        while here < 8 << 20: here += kept[-1][0].send(bytes(60000))
+    except BlockingIOError: pass
+    sent += here
+most = held()
+if most > LIMIT: time.sleep(WAIT)
+print(json.dumps(most))
+"""
+
+
+def _fill(kind: str, *, wait: float) -> str:
+    return FILL.replace("KIND", repr(kind)).replace("LIMIT", str(MEMORY)).replace("WAIT", str(wait))
+
+
+@pytest.fixture
+def watched(box: Box) -> Iterator[Box]:
+    """A box whose init is a fork of this process, and so has the constants that a test sets."""
+    runtime = ProcessRuntime(single_threaded=True)
+    try:
+        yield box.with_(runtime=runtime, limits=replace(GENEROUS, memory_bytes=MEMORY))
+    finally:
+        runtime.close()
+
+
+@case(301)
+@pytest.mark.parametrize("kind", ["tcp", "udp", "netlink", "unix"])
+def test_socket_buffers_are_bounded_with_the_memory(number: int, kind: str, watched: Box, tell: Tell) -> None:
+    outcome = watched.run("python3", "-c", _fill(kind, wait=300))
+    if outcome.exit.reason is ExitReason.EXITED:
+        held = json.loads(outcome.stdout)
+        assert held <= MEMORY, (held, outcome.stderr)
+        inside = f"{held // MIB} MiB held"
+    else:
+        assert (outcome.exit.reason, outcome.exit.limits_hit) == (ExitReason.OUT_OF_MEMORY, ("memory",)), (outcome.exit, outcome.stderr)
+        inside = "ended for memory"
+    control = outside(_fill(kind, wait=0), namespace=SCRATCH)
+    assert control > MEMORY
+    tell(f"{inside} where {MEMORY // MIB} MiB are allowed", control=f"{control // MIB} MiB held")
+
+
+# Python's mmap keeps a copy of the descriptor, which would count as well.
+MAP = """
+libc = ctypes.CDLL(None)
+libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+def mapped(number):
+    for _ in range(number):
+        fd = os.open("/etc/passwd", os.O_RDONLY); libc.mmap(None, 1, 1, 2, fd, 0); os.close(fd)
+"""
+WAYS = {
+    "descriptors": "kept = [os.open('/dev/null', os.O_RDONLY) for _ in range(NUMBER)]",
+    "mappings": "mapped(NUMBER)",
+    "hidden mappings": "mapped(NUMBER); libc.prctl(4, 0, 0, 0, 0)",
+}
+SHARE, TOO_MANY, FEW = 6000, 3000, 300  # files: of the run as these tests set it, and of each of three processes
+
+
+def _hold(way: str, each: int, *, wait: float) -> str:
+    deed = WAYS[way].replace("NUMBER", str(each))
+    return f"import ctypes, os, time\n{MAP}\nfor _ in range(2):\n    if os.fork() == 0: break\n{deed}\ntime.sleep({wait})"
+
+
+@case(302)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_run_holds_no_more_than_its_share_of_the_machines_open_files(
+    number: int, way: str, watched: Box, monkeypatch: pytest.MonkeyPatch, tell: Tell
+) -> None:
+    """The share is made small, so that a test can reach it. With the real one the same program is not ended."""
+    box = watched.with_(limits=GENEROUS)
+    assert box.run("python3", "-c", _hold(way, TOO_MANY, wait=1.0)).exit.reason is ExitReason.EXITED
+    most = int(Path("/proc/sys/fs/file-max").read_text())
+    for name, files in (("PRESSURE", SHARE // 4), ("SHARE", SHARE), ("STIR", SHARE // 8)):
+        monkeypatch.setattr(counters, name, most // files)
+    runtime = ProcessRuntime(single_threaded=True)
+    try:
+        small = box.with_(runtime=runtime)
+        ended = small.run("python3", "-c", _hold(way, TOO_MANY, wait=300)).exit
+        assert (ended.reason, ended.limits_hit) == (ExitReason.SHARE_LIMIT, ("share",))
+        if way != "hidden mappings":  # those are estimated, on the high side
+            assert small.run("python3", "-c", _hold(way, FEW, wait=1.0)).exit.reason is ExitReason.EXITED
+    finally:
+        runtime.close()
+    tell(f"ended above {SHARE} files", control=f"{3 * FEW} files, and {3 * TOO_MANY} with the real share, are not ended")
+
+
+CALLS = """
+import ctypes, json, os, socket, struct
+libc = ctypes.CDLL(None, use_errno=True)
+def call(number, *words):
+    ctypes.set_errno(0)
+    return libc.syscall(number, *words), ctypes.get_errno()
+context = ctypes.c_ulong(0)
+allow = ctypes.create_string_buffer(struct.pack("=HBBI", 6, 0, 0, 0x7FFF0000))
+program = ctypes.create_string_buffer(struct.pack("=HxxxxxxQ", 1, ctypes.addressof(allow)))
+libc.prctl(38, 1, 0, 0, 0)
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+    attach = libc.setsockopt(one.fileno(), 1, 26, program, 16)
+got = {
+    "requests": call(IO_SETUP, 500, ctypes.byref(context))[0],
+    "taken": context.value != 0,
+    "socket filter": attach,
+    "filter": call(SECCOMP, 1, 0, program)[0],
+}
+print(json.dumps(got))
+""".replace("IO_SETUP", str(numbers(syscalls.MACHINE)["io_setup"])).replace("SECCOMP", str(numbers(syscalls.MACHINE)["seccomp"]))
+
+
+@case(303)
+def test_what_only_the_whole_machine_bounds_is_not_handed_out(number: int, box: Box, tell: Tell) -> None:
+    """Huge pages need a machine that has some; `tests/kernel/test_seccomp.py` shows who refuses them."""
+    inside, control = box.probe(CALLS), outside(CALLS)
+    assert inside == {"requests": -1, "taken": False, "socket filter": -1, "filter": -1}
+    assert control == {"requests": 0, "taken": True, "socket filter": 0, "filter": 0}
+    tell("none of them", control="500 requests, a filter of calls, a filter of packets")
+
+
+# Connections that are closed while their other side does not read.
+ORPHANS = """
+import socket, time
+kept = []
+for _ in range(200):
+    there = socket.socket(); there.bind(("127.0.0.1", 0)); there.listen(1)
+    here = socket.create_connection(there.getsockname()); other = there.accept()[0]
+    kept.append(other); here.setblocking(False)
+    try:
+        while True: here.send(bytes(65536))
+    except BlockingIOError: pass
+    here.close(); there.close()
+time.sleep(WAIT)
+"""
+
+
+@case(304)
+def test_a_run_leaves_no_more_than_its_share_of_closing_connections(
+    number: int, watched: Box, monkeypatch: pytest.MonkeyPatch, tell: Tell
+) -> None:
+    box = watched.with_(limits=GENEROUS)
+    assert box.run("python3", "-c", ORPHANS.replace("WAIT", "1")).exit.reason is ExitReason.EXITED
+    monkeypatch.setattr(counters, "MOST_ORPHANS", 50)
+    runtime = ProcessRuntime(single_threaded=True)
+    try:
+        ended = box.with_(runtime=runtime).run("python3", "-c", ORPHANS.replace("WAIT", "300")).exit
+        assert (ended.reason, ended.limits_hit) == (ExitReason.SHARE_LIMIT, ("share",))
+    finally:
+        runtime.close()
+    tell("ended with 200 where 50 may be", control="200 where 4096 may be are left alone")
