@@ -10,8 +10,9 @@ from agent_sandbox import Sandbox
 from agent_sandbox.assembly import here
 from agent_sandbox.engine.plan_launch import prepare
 from agent_sandbox.errors import LaunchFailed
-from agent_sandbox.kernel import cgroups
+from agent_sandbox.kernel import cgroups, syscalls
 from agent_sandbox.kernel.mount_plan import ThrowAway
+from agent_sandbox.kernel.syscall_rules import numbers
 from agent_sandbox.policy.model import Guarantee, Limits, locked
 from agent_sandbox.runtime.base import Launch, PythonCode
 from agent_sandbox.workspace.view.plan import MachineFacts, plan_view
@@ -48,6 +49,17 @@ place = libc.mmap(None, size, 1, 0x4022, -1, 0)  # private, anonymous, never wri
 libc.madvise(ctypes.c_void_p(place), ctypes.c_size_t(size), 15)
 for at in range(0, size, 2 << 20): ctypes.c_char.from_address(place + at).value
 """
+ANOTHER_THREAD = f"""
+import ctypes, mmap, threading
+block = mmap.mmap(-1, 160 << 20)
+for page in range(0, len(block), 4096): block[page] = 1
+def stay():
+  time.sleep(120)
+  print('it was not noticed', flush=True)
+  os._exit(0)
+threading.Thread(target=stay).start()
+ctypes.CDLL(None).syscall({numbers(syscalls.MACHINE)["exit"]}, 0)  # the first thread ends, and /proc shows no memory for it
+"""
 SCRATCH = "for n in range(20):\n  open(f'/tmp/{n}', 'wb').write(b'x' * (8 << 20))"
 EMPTY_FILES = "for n in range(100_000): os.close(os.open(f'/tmp/{n}', os.O_CREAT))"
 HOLDS = {
@@ -57,6 +69,7 @@ HOLDS = {
     "semaphores": SEMAPHORES,
     "messages": MESSAGES,
     "page tables": PAGE_TABLES,
+    "memory of another thread": ANOTHER_THREAD,
     "scratch files": SCRATCH,
     "empty files": EMPTY_FILES,
 }

@@ -7,15 +7,29 @@ import socket
 import subprocess
 import sys
 from contextlib import closing
+from math import inf
 from pathlib import Path
 
 import pytest
 
-from agent_sandbox.kernel import counters, probes
+from agent_sandbox.kernel import counters, probes, syscalls, usage
 from agent_sandbox.kernel.counters import CounterWatch
 from agent_sandbox.kernel.socket_memory import ALL, SocketMeter
+from agent_sandbox.kernel.syscall_rules import numbers
 
 KEEP = "import os, sys\nkept = [os.open('/dev/null', 0) for _ in range(500)]\nprint(flush=True)\nsys.stdin.read()"
+# Its first thread ends, and another one goes on.
+KEEP_BEHIND = """
+import ctypes, os, sys, threading
+kept = [os.open('/dev/null', 0) for _ in range(500)]
+first = threading.main_thread().native_id
+def tell():
+    while ") Z " not in open(f"/proc/self/task/{first}/stat").read(): pass
+    print(flush=True); sys.stdin.read(); os._exit(0)
+threading.Thread(target=tell).start()
+ctypes.CDLL(None).syscall(EXIT, 0)
+""".replace("EXIT", str(numbers(syscalls.MACHINE)["exit"]))
+NO_FILE = {b"00:00"}
 
 
 def test_what_is_in_sockets_is_measured() -> None:
@@ -29,27 +43,57 @@ def test_what_is_in_sockets_is_measured() -> None:
     assert probes.socket_buffers().worked
 
 
-def test_the_files_of_a_process_are_counted_and_no_more_than_needed() -> None:
-    with subprocess.Popen([sys.executable, "-c", KEEP], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+@pytest.mark.parametrize("program", [KEEP, KEEP_BEHIND], ids=["first thread", "another thread"])
+def test_the_files_of_a_process_are_counted_and_no_more_than_needed(program: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        assert counters._descriptors(f"/proc/{process.pid}/fd") >= 500
-        assert 0 < counters._mapped_files(f"/proc/{process.pid}", 1 << 20) < 500
+        (directory,) = (each for each in usage.live_directories() if each.split("/")[2] == str(process.pid))
+        assert counters._descriptors(directory) >= 500
+        assert 0 < counters._mapped_files(directory, NO_FILE, enough=1 << 20, until=inf) < 500
         assert counters.open_files("/proc", enough=1 << 40) >= 500
         assert process.stdin is not None
         process.stdin.close()
 
 
-def test_mappings_without_a_descriptor_are_counted(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(bytes(mmap.PAGESIZE))
-    before = counters._mapped_files("/proc/self", 1 << 20)
-    with open(tmp_path / "file", "rb") as file:
+def _mapped(*, until: float = inf) -> int:
+    return counters._mapped_files("/proc/self", NO_FILE, enough=1 << 20, until=until)
+
+
+@pytest.mark.parametrize("name", ["file", "x 00:00 0 00:00 0 00:00 0", "x\n7f0 r--p 0 00:00 0\n"])
+def test_mappings_without_a_descriptor_are_counted_whatever_the_name(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(bytes(mmap.PAGESIZE))
+    before = _mapped()
+    with open(tmp_path / name, "rb") as file:
         kept = [mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, prot=mmap.PROT_READ) for _ in range(100)]
     try:
-        assert counters._mapped_files("/proc/self", 1 << 20) >= before + 50  # neighbours of the same file may be joined
+        assert before + 50 <= _mapped() <= before + 150  # the C library may load something meanwhile
     finally:
         for each in kept:
             each.close()
+
+
+def test_mappings_that_take_too_long_to_read_are_estimated_on_the_high_side() -> None:
+    assert _mapped(until=0.0) > 2 * _mapped()
+
+
+def test_descriptors_that_cannot_be_listed_are_estimated_on_the_high_side(tmp_path: Path) -> None:
+    """As before Linux 6.2, for a process that made itself unreadable."""
+    (tmp_path / "status").write_text("Name:\tx\nFDSize:\t256\nThreads:\t1\n")
+    assert counters._descriptors(str(tmp_path)) == 256
+    assert counters._descriptors(str(tmp_path / "gone")) == 0
+
+
+def test_devices_of_overlays_are_read_as_maps_writes_them(tmp_path: Path) -> None:
+    (tmp_path / "self").mkdir()
+    rows = (
+        "76 45 0:42 / / rw,nosuid - overlay overlay rw",
+        "77 76 0:46 / /tmp rw shared:1 - tmpfs overlay rw",
+        r"78 76 0:300 / /a\040-\040b rw - overlay x rw",
+    )
+    (tmp_path / "self/mountinfo").write_text("\n".join(rows))
+    assert counters._overlays(str(tmp_path)) == {b"00:2a", b"00:12c"}
+    assert counters._overlays(str(tmp_path / "none")) == set()
 
 
 def _proc(top: Path, *, files: int, most: int, used: int, orphans: int) -> str:
@@ -66,6 +110,27 @@ def test_the_machine_is_blamed_on_no_run_that_holds_little(tmp_path: Path) -> No
     with closing(CounterWatch(memory=None, alone=False, proc=proc)) as watch:
         assert watch.look() == ""
         assert watch.interval >= counters.TICK
+
+
+def test_a_count_is_repeated_when_the_machine_has_more_files_and_else_after_a_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proc = _proc(tmp_path, files=0, most=1280, used=1, orphans=0)
+    counts: list[int] = []
+
+    def count(proc: str, *, enough: int) -> int:
+        counts.append(enough)
+        return 0
+
+    monkeypatch.setattr(counters, "open_files", count)
+    monkeypatch.setattr(counters, "_PAUSE", 1 << 40)
+    with closing(CounterWatch(memory=None, alone=False, proc=proc)) as watch:
+        for files, total in ((320, 0), (321, 1), (321, 1), (331, 1), (332, 2), (332, 2)):
+            Path(proc, "sys/fs/file-nr").write_text(f"{files}\t0\t1280\n")
+            assert (watch.look(), len(counts)) == ("", total), files
+        monkeypatch.setattr(counters, "_PAUSE", 0)
+        watch._files_due = 0.0
+        assert (watch.look(), watch.look(), len(counts)) == ("", "", 4)
 
 
 def test_an_idle_run_is_looked_at_rarely(tmp_path: Path) -> None:

@@ -127,6 +127,28 @@ except PermissionError:
     assert int(in_a_pid_namespace(script)) >= 32 << 20
 
 
+def test_memory_counts_when_the_first_thread_has_ended_and_another_goes_on() -> None:
+    script = """
+import ctypes, threading
+from agent_sandbox.kernel import syscall_rules, syscalls
+def stay_behind():
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        kept = bytearray(b'x') * (32 << 20), os.memfd_create('x')
+        os.write(kept[1], b'x' * (16 << 20))
+        def stay():
+            while ') Z ' not in open(f'/proc/{os.getpid()}/stat').read(): pass
+            os.write(writing, b'x')
+            signal.pause()
+        threading.Thread(target=stay).start()
+        ctypes.CDLL(None).syscall(syscall_rules.numbers(syscalls.MACHINE)['exit'], 0)
+    assert os.read(reading, 1) == b'x'
+stay_behind()
+print(usage.memory_bytes())
+"""
+    assert int(in_a_pid_namespace(script)) >= 48 << 20
+
+
 def test_processes_and_their_threads_are_counted_without_the_watcher() -> None:
     script = """
 import threading

@@ -23,9 +23,11 @@ TICK, QUIET_TICK = 0.05, 0.25  # seconds between two looks: while something move
 MOST_NETLINK_BYTES = 32 << 20  # no program leaves so much unread
 MOST_ORPHANS = 4096
 PRESSURE, SHARE, STIR = 4, 8, 16  # parts of fs.file-max: counted above the first, ended above the second, looked at often above the third
-_MOST_MAPPINGS = 65530  # of one process: the default of vm.max_map_count
-_PAGE = 4096
-_PAUSE = 10  # times as long as a look took: at most a tenth of the time is spent on looking
+GROWTH = 128  # part of fs.file-max: counted again when the machine has so many more
+LONGEST_READING = 0.5  # seconds of processor time for one count: some 400,000 mappings
+_PAUSE = 10  # times as long as a count took: at most a tenth of the time is spent on counting what does not grow
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_LONGEST_MOUNTINFO = 1 << 20
 
 
 class CounterWatch:
@@ -37,6 +39,9 @@ class CounterWatch:
         self._memory = memory
         self._alone = alone
         self._meter = SocketMeter(() if memory is None else ALL if alone else INTERNET)
+        self._sockets_due = self._files_due = 0.0
+        self._sockets_stir = False
+        self._counted_at = 0  # the machine's open files when those of the run were last counted
         self.interval = TICK if alone else QUIET_TICK
         self.socket_bytes = 0  # at the last look
 
@@ -46,14 +51,25 @@ class CounterWatch:
 
     def look(self) -> str:
         """Return what the run has used up: "memory", "share", or "" for nothing. Sets `interval`, the time until the next look."""
-        began = time.monotonic()
+        used_up = ""
+        if (began := time.monotonic()) >= self._sockets_due:
+            used_up, self._sockets_stir = self._look_at_sockets()
+            self._sockets_due = _rest(began)
         files, most = _files(f"{self._proc}/sys/fs/file-nr")
-        used_up, stirs = self._look_at_sockets()
-        if not used_up and files > most // PRESSURE and open_files(self._proc, enough=most // SHARE) > most // SHARE:
-            used_up = "share"
-        stirs = stirs or self._alone or files > most // STIR
-        self.interval = max(TICK if stirs else QUIET_TICK, _PAUSE * (time.monotonic() - began))
+        if not used_up and files > most // PRESSURE and self._must_count(files, most):
+            used_up = self._count_files(files, most)
+        self.interval = TICK if self._sockets_stir or self._alone or files > most // STIR else QUIET_TICK
         return used_up
+
+    def _must_count(self, files: int, most: int) -> bool:
+        """Whether the run may have more files than at the last count: the machine has more, or enough time has passed."""
+        return files > self._counted_at + most // GROWTH or time.monotonic() >= self._files_due
+
+    def _count_files(self, files: int, most: int) -> str:
+        began = time.monotonic()
+        held = open_files(self._proc, enough=most // SHARE)
+        self._counted_at, self._files_due = files, _rest(began)
+        return "share" if held > most // SHARE else ""
 
     def _look_at_sockets(self) -> tuple[str, bool]:
         """Return what is used up, and whether another look is due soon."""
@@ -73,34 +89,52 @@ class CounterWatch:
 def open_files(proc: str, *, enough: int) -> int:
     """Return how many files all processes but the caller hold open, by descriptors and by mappings. Stops counting above `enough`.
 
-    A file that several processes share counts for each of them. Descriptors first: they are counted at once. The mappings of a process that
-    made itself unreadable are estimated from the size of its memory.
+    A file that several processes share counts for each of them. Descriptors first: they are counted at once. Mappings are estimated from
+    the size of the memory if a process made itself unreadable, and if reading takes longer than `LONGEST_READING`: a program could make
+    mappings of no file only to keep us busy.
     """
-    pids = usage.others(proc)
-    total = sum(_descriptors(f"{proc}/{pid}/fd") for pid in pids)
-    for pid in pids:
+    directories = usage.live_directories(proc)
+    total = sum(map(_descriptors, directories))
+    uncounted = {b"00:00"} | _overlays(proc)  # the first: mappings of no file
+    until = time.process_time() + LONGEST_READING
+    for directory in directories:
         if total > enough:
             break
-        total += _mapped_files(f"{proc}/{pid}", enough - total)
+        total += _mapped_files(directory, uncounted, enough=enough - total, until=until)
     return total
 
 
 def _descriptors(directory: str) -> int:
     try:
-        return os.stat(directory).st_size or len(os.listdir(directory))  # the size is the number since Linux 6.2
+        return os.stat(f"{directory}/fd").st_size or len(os.listdir(f"{directory}/fd"))  # the size is the number since Linux 6.2
     except OSError:
-        return 0
+        return usage.descriptor_slots(directory)  # before that, of a process that made itself unreadable
 
 
-def _mapped_files(directory: str, enough: int) -> int:
+def _overlays(proc: str) -> set[bytes]:
+    """Return the devices of the overlays in this view, in the notation of /proc/PID/maps.
+
+    A mapping of an overlay's file holds the file of the layer below, which the kernel opened for itself and does not count in fs.file-nr.
+    """
+    rows = (line.partition(b" - ") for line in usage.read_whole(f"{proc}/self/mountinfo", most=_LONGEST_MOUNTINFO).splitlines())
+    devices = (mount.split()[2].split(b":") for mount, _, kind in rows if kind.startswith(b"overlay "))
+    return {b"%02x:%02x" % (int(major), int(minor)) for major, minor in devices}
+
+
+def _mapped_files(directory: str, uncounted: set[bytes], *, enough: int, until: float) -> int:
     total = 0
+    rest = b""
     try:
         fd = os.open(f"{directory}/maps", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return _most_mappings(directory)
     try:
-        while (part := os.read(fd, 1 << 20)) and total <= enough:
-            total += part.count(b"\n") - part.count(b" 00:00 0")  # less those of no file
+        while total <= enough and (part := os.read(fd, 1 << 20)):
+            if time.process_time() > until:
+                return max(total, _most_mappings(directory))
+            *lines, rest = (rest + part).split(b"\n")
+            # The fourth word is the device. The program chooses the name at the end, which may look like anything.
+            total += sum(line.split(b" ", 4)[3] not in uncounted for line in lines)
     except OSError:
         return total  # the process has gone
     finally:
@@ -109,7 +143,15 @@ def _mapped_files(directory: str, enough: int) -> int:
 
 
 def _most_mappings(directory: str) -> int:
-    return min(usage.process_size(directory) // _PAGE, _MOST_MAPPINGS)
+    allowed = usage.read_whole("/proc/sys/vm/max_map_count")
+    mappings = usage.process_size(directory) // _PAGE
+    return min(mappings, int(allowed)) if allowed else mappings
+
+
+def _rest(began: float) -> float:
+    """Return when a count that began then and has ended now is due again."""
+    now = time.monotonic()
+    return now + _PAUSE * (now - began)
 
 
 def _sockets(proc: str) -> dict[str, int]:

@@ -120,9 +120,9 @@ def memory_bytes(proc: str = "/proc", *, private: Sequence[str | int] = ()) -> i
     `private` lists tmpfs mounts, by path or descriptor, that only these processes write to: their content, and that of memfds, counts even
     if no process maps it. Mapped files of other filesystems do not count: the kernel can drop those pages, as it would in a cgroup.
     """
-    pids = list(_others(proc))
-    measured = [_process_memory(f"{proc}/{pid}") for pid in pids]
-    held = sum(map(_used, private)) + _memfd_bytes(proc, pids) + _segment_bytes(f"{proc}/sysvipc")
+    directories = live_directories(proc)
+    measured = [_process_memory(directory) for directory in directories]
+    held = sum(map(_used, private)) + _memfd_bytes(directories) + _segment_bytes(f"{proc}/sysvipc")
     queued = _semaphore_bytes(f"{proc}/sysvipc") + _message_bytes(f"{proc}/sysvipc")
     return sum(own for own, _ in measured) + max(held, sum(shared for _, shared in measured)) + queued
 
@@ -187,9 +187,27 @@ def _tree_seconds(stats: list[Stat]) -> float:
     return ticks / _TICKS + reaped.ru_utime + reaped.ru_stime
 
 
-def others(proc: str = "/proc") -> list[int]:
-    """Return the ids of all processes except the caller's, at most `MOST_PROCESSES`."""
-    return list(_others(proc))
+def live_directories(proc: str = "/proc") -> list[str]:
+    """Return, for each process except the caller, the directory of /proc that shows its memory and descriptors.
+
+    /proc/PID shows those of the first thread. If that thread has ended and others go on, it shows none, and another thread's directory is
+    returned. At most `MOST_PROCESSES`.
+    """
+    return [_live_directory(f"{proc}/{pid}") for pid in _others(proc)]
+
+
+def _live_directory(process: str) -> str:
+    if not _has_ended(process):
+        return process
+    try:
+        threads = os.listdir(f"{process}/task")
+    except OSError:
+        return process
+    return next((thread for tid in threads if not _has_ended(thread := f"{process}/task/{tid}")), process)
+
+
+def _has_ended(directory: str) -> bool:
+    return _read(f"{directory}/stat").rpartition(b")")[2].split()[:1] in ([], [b"Z"], [b"X"])
 
 
 def process_size(directory: str) -> int:
@@ -197,9 +215,15 @@ def process_size(directory: str) -> int:
     return _kilobytes(_read(f"{directory}/status")).get(b"VmSize", 0)
 
 
-def read_whole(path: str) -> bytes:
-    """Return the content of a short file of /proc; empty if it cannot be read."""
-    return _read(path)
+def descriptor_slots(directory: str) -> int:
+    """Return the size of a process's table of descriptors, which is at least their number. Anybody may read this."""
+    lines = (line.split() for line in _read(f"{directory}/status").split(b"\n"))
+    return next((int(words[1]) for words in lines if words[:1] == [b"FDSize:"]), 0)
+
+
+def read_whole(path: str, *, most: int = 16384) -> bytes:
+    """Return the content of a file of /proc up to `most` bytes; empty if it cannot be read."""
+    return _read(path, most=most)
 
 
 def _used(tmpfs: str | int) -> int:
@@ -210,17 +234,17 @@ def _used(tmpfs: str | int) -> int:
     return (space.f_blocks - space.f_bfree) * space.f_frsize + (space.f_files - space.f_ffree) * INODE_BYTES
 
 
-def _memfd_bytes(proc: str, pids: Iterable[int]) -> int:
+def _memfd_bytes(directories: Iterable[str]) -> int:
     """Return the bytes in open memfds, each counted once. Misses a memfd open only in a process that we may not read."""
     seen: dict[tuple[int, int], int] = {}
     left = MOST_PROCESSES
-    for pid in pids:
+    for directory in directories:
         try:
-            for name in os.listdir(f"{proc}/{pid}/fd"):
+            for name in os.listdir(f"{directory}/fd"):
                 left -= 1
                 if left < 0:
                     return sum(seen.values())
-                path = f"{proc}/{pid}/fd/{name}"
+                path = f"{directory}/fd/{name}"
                 if os.readlink(path).startswith("/memfd:"):
                     status = os.stat(path)
                     seen[status.st_dev, status.st_ino] = status.st_blocks * 512
