@@ -52,6 +52,9 @@ PROGRAMS = {
     ),
     "dpkg": ("dpkg", None, "dpkg --print-architecture && dpkg -s dpkg | grep -q installed && echo done"),
     "apt": ("apt-cache", None, "apt-cache show dpkg > out && echo done"),
+    # Some builds of these two confine themselves by a filter of their own, which they do not get.
+    "man": ("man", None, "printf '.TH A 1\\n.SH NAME\\na' > a.1 && man -P cat ./a.1 > out && grep -q NAME out && echo done"),
+    "file": ("file", None, "file /bin/sh > out && echo done"),
     "npm": ("npm", None, "npm init -y > out && npm pack --silent && echo done"),
     "pip": (sys.executable, None, f"{sys.executable} -m venv --without-pip v && {sys.executable} -m pip --version && echo done"),
 }

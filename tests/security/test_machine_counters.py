@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -102,7 +103,7 @@ MAP = """
 libc = ctypes.CDLL(None)
 libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
 def mapped(number, path="/tmp/file"):
-    if not os.path.exists(path): open(path, "x").close()
+    if not os.path.exists(path): open(path, "a").close()
     places = []
     for _ in range(number):
         fd = os.open(path, os.O_RDONLY); places.append(libc.mmap(None, 1, 1, 2, fd, 0)); os.close(fd)
@@ -225,7 +226,8 @@ got = {
     "requests": call(IO_SETUP, 500, ctypes.byref(context))[0],
     "taken": context.value != 0,
     "socket filter": attach,
-    "filter": call(SECCOMP, 1, 0, program)[0],
+    "filter": call(SECCOMP, 1, 0, program),
+    "filter by prctl": (libc.prctl(22, 2, program), ctypes.get_errno()),
 }
 print(json.dumps(got))
 """.replace("IO_SETUP", str(numbers(syscalls.MACHINE)["io_setup"])).replace("SECCOMP", str(numbers(syscalls.MACHINE)["seccomp"]))
@@ -235,8 +237,9 @@ print(json.dumps(got))
 def test_what_only_the_whole_machine_bounds_is_not_handed_out(number: int, box: Box, tell: Tell) -> None:
     """Huge pages need a machine that has some; `tests/kernel/test_seccomp.py` shows who refuses them."""
     inside, control = box.probe(CALLS), outside(CALLS)
-    assert inside == {"requests": -1, "taken": False, "socket filter": -1, "filter": -1}
-    assert control == {"requests": 0, "taken": True, "socket filter": 0, "filter": 0}
+    refused = {"filter": [-1, errno.EINVAL], "filter by prctl": [-1, errno.EPERM]}
+    assert inside == {"requests": -1, "taken": False, "socket filter": -1, **refused}
+    assert control == {"requests": 0, "taken": True, "socket filter": 0, "filter": [0, 0], "filter by prctl": [0, 0]}
     tell("none of them", control="500 requests, a filter of calls, a filter of packets")
 
 
