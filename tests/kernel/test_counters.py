@@ -48,16 +48,29 @@ def test_the_files_of_a_process_are_counted_and_no_more_than_needed(program: str
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        (directory,) = (each for each in usage.live_directories() if each.split("/")[2] == str(process.pid))
-        assert counters._descriptors(directory) >= 500
-        assert 0 < counters._mapped_files(directory, NO_FILE, enough=1 << 20, until=inf) < 500
+        there = f"/proc/{process.pid}"
+        assert usage.read_live(there, counters._descriptors, nothing=0, hidden=0) >= 500
+        assert 0 < usage.read_live(there, _mapped_in, nothing=0, hidden=0) < 500
         assert counters.open_files("/proc", enough=1 << 40) >= 500
         assert process.stdin is not None
         process.stdin.close()
 
 
+def _mapped_in(directory: str, *, until: float = inf) -> int | None:
+    return counters._mapped_files(directory, uncounted=NO_FILE, enough=1 << 20, until=until, most=1 << 20)
+
+
 def _mapped(*, until: float = inf) -> int:
-    return counters._mapped_files("/proc/self", NO_FILE, enough=1 << 20, until=until)
+    return _mapped_in("/proc/self", until=until) or 0
+
+
+def test_a_process_whose_threads_cannot_be_read_counts_as_hidden_and_one_that_has_ended_does_not(tmp_path: Path) -> None:
+    """Such a program is a chain of threads, each of which starts the next and ends. Here none of them is ever there."""
+    (tmp_path / "task/9").mkdir(parents=True)
+    for state, threads, expected in (("Z", 2, "hidden"), ("Z", 1, "nothing"), ("S", 2, "nothing")):
+        (tmp_path / "stat").write_text(f"8 (x) {state} 1 1 1 0 -1 0 9 9 9 9 1 2 3 4 20 0 {threads} 0 777 10 10")
+        assert usage.read_live(str(tmp_path), lambda directory: None, nothing="nothing", hidden="hidden") == expected
+    assert usage.read_live(str(tmp_path / "gone"), lambda directory: None, nothing="nothing", hidden="hidden") == "nothing"
 
 
 @pytest.mark.parametrize("name", ["file", "x 00:00 0 00:00 0 00:00 0", "x\n7f0 r--p 0 00:00 0\n"])
@@ -81,7 +94,7 @@ def test_descriptors_that_cannot_be_listed_are_estimated_on_the_high_side(tmp_pa
     """As before Linux 6.2, for a process that made itself unreadable."""
     (tmp_path / "status").write_text("Name:\tx\nFDSize:\t256\nThreads:\t1\n")
     assert counters._descriptors(str(tmp_path)) == 256
-    assert counters._descriptors(str(tmp_path / "gone")) == 0
+    assert counters._descriptors(str(tmp_path / "gone")) is None
 
 
 def test_devices_of_overlays_are_read_as_maps_writes_them(tmp_path: Path) -> None:

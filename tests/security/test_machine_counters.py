@@ -115,15 +115,23 @@ def behind(deed):
     deed()
     threading.Thread(target=lambda: (time.sleep(WAIT), os._exit(0))).start()
     libc.syscall(EXIT, 0)  # the first thread ends, the other goes on
+def hop():
+    if time.monotonic() > END: os._exit(0)
+    threading.Thread(target=hop).start()
+def passing(deed):
+    deed(); hop()
+    libc.syscall(EXIT, 0)
 """.replace("EXIT", str(numbers(syscalls.MACHINE)["exit"]))
 OPEN = "kept.extend(os.open('/dev/null', os.O_RDONLY) for _ in range(NUMBER))"
 WAYS = {
     "descriptors": OPEN,
     "descriptors of another thread": f"behind(lambda: {OPEN})",
+    "descriptors of threads that come and go": f"passing(lambda: {OPEN})",
     "mappings": "mapped(NUMBER)",
     "hidden mappings": "mapped(NUMBER); libc.prctl(4, 0, 0, 0, 0)",
     "mappings of a misleading name": "mapped(NUMBER, '/tmp/ 00:00 0 00:00 0')",
     "mappings of another thread": "behind(lambda: mapped(NUMBER))",
+    "mappings of threads that come and go": "passing(lambda: mapped(NUMBER))",
     "memfds": "in_memory(NUMBER)",
 }
 SHARE, TOO_MANY, FEW = 6000, 3000, 300  # files: of the run as these tests set it, and of each of three processes
@@ -131,7 +139,7 @@ SHARE, TOO_MANY, FEW = 6000, 3000, 300  # files: of the run as these tests set i
 
 def _hold(way: str, each: int, *, wait: float) -> str:
     deed = WAYS[way].replace("NUMBER", str(each))
-    head = f"import ctypes, os, threading, time\nWAIT = {wait}\nkept = []\n{MAP}"
+    head = f"import ctypes, os, threading, time\nWAIT, END = {wait}, time.monotonic() + {wait}\nkept = []\n{MAP}"
     return f"{head}\nfor _ in range(2):\n    if os.fork() == 0: break\n{deed}\ntime.sleep(WAIT)"
 
 

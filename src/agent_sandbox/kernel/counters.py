@@ -12,6 +12,7 @@ What a program takes between two looks is not stopped. `docs/isolation.md` has t
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from itertools import pairwise
@@ -26,6 +27,7 @@ PRESSURE, SHARE, STIR = 4, 8, 16  # parts of fs.file-max: counted above the firs
 GROWTH = 128  # part of fs.file-max: counted again when the machine has so many more
 LONGEST_READING = 0.5  # seconds of processor time for one count: some 600,000 mappings
 _PAUSE = 10  # times as long as a count took: at most a tenth of the time is spent on counting what does not grow
+_MOST_MAPPINGS = 65530  # of a process: the kernel's default of vm.max_map_count
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _LONGEST_MOUNTINFO = 1 << 20
 
@@ -91,24 +93,27 @@ def open_files(proc: str, *, enough: int) -> int:
 
     A file that several processes share counts for each of them. Descriptors first: they are counted at once. Mappings are estimated from
     the size of the memory if a process made itself unreadable, and if reading takes longer than `LONGEST_READING`: a program could make
-    mappings of no file only to keep us busy.
+    mappings of no file only to keep us busy. A process that nobody can read counts as one with the most mappings.
     """
-    directories = usage.live_directories(proc)
-    total = sum(map(_descriptors, directories))
+    processes = usage.others(proc)
+    most = int(usage.read_whole("/proc/sys/vm/max_map_count") or _MOST_MAPPINGS)
+    total = sum(usage.read_live(process, _descriptors, nothing=0, hidden=most) for process in processes)
     uncounted = {b"00:00"} | _overlays(proc)  # the first: mappings of no file
     until = time.process_time() + LONGEST_READING
-    for directory in directories:
+    for process in processes:
         if total > enough:
             break
-        total += _mapped_files(directory, uncounted, enough=enough - total, until=until)
+        read = functools.partial(_mapped_files, uncounted=uncounted, enough=enough - total, until=until, most=most)
+        total += usage.read_live(process, read, nothing=0, hidden=most)
     return total
 
 
-def _descriptors(directory: str) -> int:
+def _descriptors(directory: str) -> int | None:
+    """Return the number of descriptors of a process; None if it has none, as after its end."""
     try:
-        return os.stat(f"{directory}/fd").st_size or len(os.listdir(f"{directory}/fd"))  # the size is the number since Linux 6.2
+        return os.stat(f"{directory}/fd").st_size or len(os.listdir(f"{directory}/fd")) or None  # the size is the number since Linux 6.2
     except OSError:
-        return usage.descriptor_slots(directory)  # before that, of a process that made itself unreadable
+        return usage.descriptor_slots(directory) or None  # before that, of a process that made itself unreadable
 
 
 def _overlays(proc: str) -> set[bytes]:
@@ -121,31 +126,31 @@ def _overlays(proc: str) -> set[bytes]:
     return {b"%02x:%02x" % (int(major), int(minor)) for major, minor in devices}
 
 
-def _mapped_files(directory: str, uncounted: set[bytes], *, enough: int, until: float) -> int:
-    total = 0
+def _mapped_files(directory: str, *, uncounted: set[bytes], enough: int, until: float, most: int) -> int | None:
+    """Return the number of mapped files of a process; None if it has no mapping at all, as after its end."""
+    total = length = 0
     rest = b""
     try:
         fd = os.open(f"{directory}/maps", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return _most_mappings(directory)
+        return _estimate(directory, most) or None
     try:
         while total <= enough and (part := os.read(fd, 1 << 20)):
             if time.process_time() > until:
-                return max(total, _most_mappings(directory))
+                return max(total, _estimate(directory, most))
+            length += len(part)
             *lines, rest = (rest + part).split(b"\n")
             # The fourth word is the device. The program chooses the name at the end, which may look like anything.
             total += sum(line.split(b" ", 4)[3] not in uncounted for line in lines)
     except OSError:
-        return total  # the process has gone
+        pass  # the process has gone
     finally:
         os.close(fd)
-    return total
+    return total if length else None
 
 
-def _most_mappings(directory: str) -> int:
-    allowed = usage.read_whole("/proc/sys/vm/max_map_count")
-    mappings = usage.process_size(directory) // _PAGE
-    return min(mappings, int(allowed)) if allowed else mappings
+def _estimate(directory: str, most: int) -> int:
+    return min(usage.process_size(directory) // _PAGE, most)
 
 
 def _rest(began: float) -> float:

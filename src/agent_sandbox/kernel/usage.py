@@ -19,10 +19,17 @@ import math
 import os
 import resource
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 
-from agent_sandbox._fast.values import dataclass
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
+
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    T = TypeVar("T")
 
 MOST_PROCESSES = 4096  # read in one pass
+ATTEMPTS = 10  # at reading a process whose first thread has ended
 MOST_ENTRIES = 500_000  # examined in one count of a tree
 MOST_DEPTH = 128  # descriptors open at once while counting a tree
 UNCOUNTABLE = 1 << 62  # size reported for a tree beyond these two bounds: above any limit
@@ -120,9 +127,9 @@ def memory_bytes(proc: str = "/proc", *, private: Sequence[str | int] = ()) -> i
     `private` lists tmpfs mounts, by path or descriptor, that only these processes write to: their content, and that of memfds, counts even
     if no process maps it. Mapped files of other filesystems do not count: the kernel can drop those pages, as it would in a cgroup.
     """
-    directories = live_directories(proc)
-    measured = [_process_memory(directory) for directory in directories]
-    held = sum(map(_used, private)) + _memfd_bytes(directories) + _segment_bytes(f"{proc}/sysvipc")
+    processes = others(proc)
+    measured = [read_live(process, _process_memory, nothing=(0, 0), hidden=(UNCOUNTABLE, 0)) for process in processes]
+    held = sum(map(_used, private)) + _memfd_bytes(processes) + _segment_bytes(f"{proc}/sysvipc")
     queued = _semaphore_bytes(f"{proc}/sysvipc") + _message_bytes(f"{proc}/sysvipc")
     return sum(own for own, _ in measured) + max(held, sum(shared for _, shared in measured)) + queued
 
@@ -187,27 +194,33 @@ def _tree_seconds(stats: list[Stat]) -> float:
     return ticks / _TICKS + reaped.ru_utime + reaped.ru_stime
 
 
-def live_directories(proc: str = "/proc") -> list[str]:
-    """Return, for each process except the caller, the directory of /proc that shows its memory and descriptors.
+def others(proc: str = "/proc") -> list[str]:
+    """Return the directories of all processes except the caller's, at most `MOST_PROCESSES`."""
+    return [f"{proc}/{pid}" for pid in _others(proc)]
 
-    /proc/PID shows those of the first thread. If that thread has ended and others go on, it shows none, and another thread's directory is
-    returned. At most `MOST_PROCESSES`.
+
+def read_live(process: str, read: Callable[[str], T | None], *, nothing: T, hidden: T) -> T:
+    """Return what `read` finds in the directory of a process, or of one of its threads. `read` returns None if that shows nothing.
+
+    /proc/PID shows the memory and descriptors of the first thread: none once that has ended, although others may go on and hold everything.
+    `nothing` stands for a process that has ended, and `hidden` for one whose threads follow one another too fast to be read.
     """
-    return [_live_directory(f"{proc}/{pid}") for pid in _others(proc)]
+    if (found := read(process)) is not None:
+        return found
+    for _ in range(ATTEMPTS):
+        if not _goes_on(process):
+            return nothing
+        with suppress(OSError):
+            for tid in reversed(os.listdir(f"{process}/task")):  # the newest has the longest to live
+                if (found := read(f"{process}/task/{tid}")) is not None:
+                    return found
+    return hidden if _goes_on(process) else nothing
 
 
-def _live_directory(process: str) -> str:
-    if not _has_ended(process):
-        return process
-    try:
-        threads = os.listdir(f"{process}/task")
-    except OSError:
-        return process
-    return next((thread for tid in threads if not _has_ended(thread := f"{process}/task/{tid}")), process)
-
-
-def _has_ended(directory: str) -> bool:
-    return _read(f"{directory}/stat").rpartition(b")")[2].split()[:1] in ([], [b"Z"], [b"X"])
+def _goes_on(process: str) -> bool:
+    """Whether the first thread of a process has ended and others have not. In /proc/PID/stat, it is a zombie among several threads."""
+    fields = _read(f"{process}/stat").rpartition(b")")[2].split()
+    return fields[:1] == [b"Z"] and int(fields[17]) > 1
 
 
 def process_size(directory: str) -> int:
@@ -234,23 +247,28 @@ def _used(tmpfs: str | int) -> int:
     return (space.f_blocks - space.f_bfree) * space.f_frsize + (space.f_files - space.f_ffree) * INODE_BYTES
 
 
-def _memfd_bytes(directories: Iterable[str]) -> int:
+def _memfd_bytes(processes: Iterable[str]) -> int:
     """Return the bytes in open memfds, each counted once. Misses a memfd open only in a process that we may not read."""
     seen: dict[tuple[int, int], int] = {}
+    none: list[str] = []
     left = MOST_PROCESSES
-    for directory in directories:
-        try:
-            for name in os.listdir(f"{directory}/fd"):
-                left -= 1
-                if left < 0:
-                    return sum(seen.values())
-                path = f"{directory}/fd/{name}"
+    for process in processes:
+        for path in read_live(process, _descriptor_paths, nothing=none, hidden=none):
+            left -= 1
+            if left < 0:
+                return sum(seen.values())
+            with suppress(OSError):  # it has been closed
                 if os.readlink(path).startswith("/memfd:"):
                     status = os.stat(path)
                     seen[status.st_dev, status.st_ino] = status.st_blocks * 512
-        except OSError:
-            continue  # the process has gone, or we may not read it
     return sum(seen.values())
+
+
+def _descriptor_paths(directory: str) -> list[str] | None:
+    try:
+        return [f"{directory}/fd/{name}" for name in os.listdir(f"{directory}/fd")] or None
+    except OSError:
+        return None  # it has gone, or we may not read it
 
 
 def _segment_bytes(tables: str) -> int:
@@ -277,9 +295,11 @@ def _table_bytes(path: str, columns: int, cost: Callable[[list[bytes]], int]) ->
     return sum(cost(row) for row in rows if len(row) >= columns)
 
 
-def _process_memory(directory: str) -> tuple[int, int]:
-    """Return a process's anonymous memory with page tables, and its proportional share of mapped shared memory, in bytes."""
+def _process_memory(directory: str) -> tuple[int, int] | None:
+    """Return a process's anonymous memory with page tables, and its proportional share of mapped shared memory, in bytes; None if ended."""
     status = _kilobytes(_read(f"{directory}/status"))
+    if b"VmSize" not in status:
+        return None
     tables = status.get(b"VmPTE", 0)
     rollup = _kilobytes(_read(f"{directory}/smaps_rollup"))
     if b"Pss_Anon" in rollup:
