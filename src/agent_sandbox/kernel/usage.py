@@ -1,8 +1,8 @@
 """Resource use of a guest where no cgroup measures it, read from /proc; and the resource limits (rlimits) of a process.
 
 Init measures inside the guest's pid namespace, where /proc shows only the guest's processes, or is searched for them. The guest influences
-everything read here: names are hostile, processes vanish between two reads, and there may be thousands of them. An unreadable process is
-left out, and each pass reads a bounded number.
+everything read here: names are hostile, processes vanish between two reads, and there may be thousands of them. An ended process is left
+out, one that keeps its living threads from being read counts as too large, and each pass reads a bounded number.
 
 Not counted here: socket buffers, which `counters` counts. Not counted at all: data in pipes; memfds in flight through a socket, held by no
 process; other kernel objects (watches, locks, directory entries); the CPU time of processes that live shorter than the time between two
