@@ -12,6 +12,7 @@ import pytest
 
 from tests.e2e.program import Shell, words
 from tests.e2e.sitting import sitting
+from tests.patience import until
 
 
 @pytest.fixture
@@ -171,22 +172,33 @@ def test_what_we_did_ourselves_is_not_told_as_drift(changed: Shell) -> None:
 
 
 @pytest.mark.needs_root
-def test_a_state_directory_without_room_for_the_old_files_is_refused_before_anything_is_done(shell: Shell, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("left", "why"), [(4, "too little room to write to this sandbox"), (128, "bytes are to be written")], ids=["none", "too little"]
+)
+def test_a_state_directory_without_room_for_the_old_files_is_refused_before_anything_is_done(
+    shell: Shell, tmp_path: Path, left: int, why: str
+) -> None:
     small = tmp_path / "small"
     small.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600m", "tmpfs", small], check=True)
     try:
         there = Shell(shell.cwd, {"AGENT_SANDBOX_STATE": str(small / "state")})
-        (shell.cwd / "big").write_bytes(bytes(8 << 20))
+        with (shell.cwd / "big").open("wb") as file:
+            file.truncate(128 << 20)
         assert there("run", "--disk", "64M", "echo little > big").returncode == 0
-        space = os.statvfs(small)
-        (small / "fill").write_bytes(bytes(space.f_bfree * space.f_frsize - (4 << 20)))
+        (image,) = small.glob("state/sandboxes/*/image")
+        assert until(lambda: image.stat().st_blocks * 512 <= 16 << 20), "the keeper has returned the room of the image"
+        with (small / "fill").open("wb") as fill:
+            space = os.statvfs(small)
+            os.posix_fallocate(fill.fileno(), 0, space.f_bfree * space.f_frsize - (left << 20))
+        assert b"big" in there("promote", "--dry-run").stdout, "what would be promoted can be seen"
         refused = there("promote", "--yes")
-        assert refused.returncode == 125 and "nothing was changed" in words(refused), words(refused)
-        assert (shell.cwd / "big").stat().st_size == 8 << 20
+        assert refused.returncode == 125 and why in words(refused) and "nothing was changed" in words(refused), words(refused)
+        assert (shell.cwd / "big").stat().st_size == 128 << 20 and there.json("status")["changes"]["project"] == 1
         (small / "fill").unlink()
-        assert there("promote", "--yes").returncode == 0 and (shell.cwd / "big").read_text() == "little\n"
-        assert there("undo", "--yes").returncode == 0 and (shell.cwd / "big").stat().st_size == 8 << 20
+        done = there("promote", "--yes")
+        assert done.returncode == 0 and "still holds" not in words(done) and (shell.cwd / "big").read_text() == "little\n"
+        assert there("undo", "--yes").returncode == 0 and (shell.cwd / "big").stat().st_size == 128 << 20
     finally:
         subprocess.run(["umount", "-l", small], check=True)
 

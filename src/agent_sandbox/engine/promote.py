@@ -31,6 +31,7 @@ from agent_sandbox.workspace.drift import MovedOn, judge
 from agent_sandbox.workspace.git.records import relative_meanings
 from agent_sandbox.workspace.git.repository import linked_repository
 from agent_sandbox.workspace.layers.history import Snapshot
+from agent_sandbox.workspace.layers.image import NoRoom
 from agent_sandbox.workspace.merge.tree import Conflict, ConflictKind, MergedEntry, Version, merge_entry, resolve
 from agent_sandbox.workspace.nodes import EntryType, Node
 from agent_sandbox.workspace.progress import NO_PROGRESS, Progress
@@ -43,8 +44,12 @@ from agent_sandbox.workspace.store import Holder
 from agent_sandbox.workspace.stored_sandbox import Stored
 
 if TYPE_CHECKING:
+    from typing import Literal
+
     from agent_sandbox.engine.git_objects import RuntimeOf
     from agent_sandbox.workspace.merge.tree import Answer, Choice, Word
+
+    Drifted = Literal["refuse", "merge", "force"]
 
 LARGEST_MERGED = 8 << 20  # bytes of one file; beyond it a side is chosen or it stays a conflict
 
@@ -184,13 +189,6 @@ def _changes(change: Change, moved: MovedOn, entry: MergedEntry, contents: Mixed
         yield replace(change, kind=Kind.MODIFIED, before=real, after=result.node)
 
 
-if TYPE_CHECKING:
-    from typing import Literal
-
-    from agent_sandbox.workspace.merge.tree import Choice, Word
-
-    Drifted = Literal["refuse", "merge", "force"]
-
 _DRIFTED = ("refuse", "merge", "force")
 _WORDS = ("ours", "theirs", "markers")
 
@@ -240,6 +238,7 @@ class PromotionProposal:
     hashes: ContentDigests = ContentDigests()  # of the content of `changes` and `already`
     history: CarriedRepositories = field(default_factory=CarriedRepositories, hash=False, compare=False)
     tree: str = ""  # the directory above the project and its repository, if the project is a linked worktree of another place
+    full: NoRoom | None = None  # why the promoted changes could not be dropped from the layers
 
     def plan(self) -> Plan:
         """Return the plan: its steps, the refused changes, and those that still need an approval. Cached: a proposal does not change."""
@@ -332,7 +331,8 @@ def proposed(stored: Stored, policy: Policy, wanted: Wanted, runtime: RuntimeOf)
         checked(wanted.expect)
     if unknown := wanted.approved - protected.CLASSES.keys():
         raise PolicyError(f"there is no protected class {min(unknown)!r}", hint=f"there are: {', '.join(sorted(protected.CLASSES))}")
-    with stored.state.lock(command="promote"), stored.opened() as stack, ExitStack() as ends:
+    with stored.state.lock(command="promote"), ExitStack() as ends:
+        stack, full = stored.open_for_promotion(ends, drops=not wanted.plan)
         everything, bases = stored.changes_in(stack, policy), stored.bases(stack)
         root = "/" if wanted.system else stored.state.project
         asked_for, caches = selected(everything, stored.state.project, wanted)
@@ -378,7 +378,7 @@ def proposed(stored: Stored, policy: Policy, wanted: Wanted, runtime: RuntimeOf)
         hashes = ContentDigests((*chosen, *already), contents, progress=wanted.progress)
         yield PromotionProposal(
             *(root, chosen, contents, wanted, expected, classes, moved, merged, conflicts, everything, settled, caches),
-            *(protection.remarks, around, already, hashes, history, tree),
+            *(protection.remarks, around, already, hashes, history, tree, full),
         )
 
 
@@ -487,8 +487,8 @@ def _refuse_unfit(changes: ChangeSet, own: tuple[str, ...]) -> None:
 def carry_out(proposal: PromotionProposal, stored: Stored, gate: Gate, *, details: Callable[[], str] = str) -> CarriedOver:
     """Carry out the proposal, inside the block of `proposed`. `details` returns the diff, for an approver.
 
-    Raises `Denied`, `Drift` and `Conflicted`; then nothing was changed. Raises what `promote` and `Gate.perform` raise; after `Unfinished`,
-    `LedgerUnavailable` or `LedgerBroken`, files may have been changed.
+    Raises `Denied`, `Drift`, `Conflicted` and `NoRoom`; then nothing was changed. Raises what `promote` and `Gate.perform` raise; after
+    `Unfinished`, `LedgerUnavailable` or `LedgerBroken`, files may have been changed.
 
     Promoted changes are dropped from the sandbox's layers. The changes of a simulated plan were never in these layers, so they are not
     dropped.
@@ -496,6 +496,8 @@ def carry_out(proposal: PromotionProposal, stored: Stored, gate: Gate, *, detail
     refuse_impossible(proposal.plan())  # first: neither merging nor forcing removes these obstacles
     _refuse_moved(proposal)
     refuse_unexpected(proposal, gate)
+    if proposal.full is not None:
+        raise NoRoom(f"{proposal.full.message}; nothing was changed", hint=proposal.full.hint)
     return _done(
         stored,
         gate,

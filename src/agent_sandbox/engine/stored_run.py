@@ -70,7 +70,10 @@ class StoredRun(Attachment):
 
     def _ready(self, guest: Confined) -> None:
         self._open_layers = guest.layers
-        self._grow()
+        try:
+            self._grow()
+        except WorkspaceError:  # other layers than ours are left alone; `ended` says so
+            self._open_layers = None
 
     def _grow(self) -> None:
         if self._prepared.growth is not None and self._open_layers is not None:

@@ -10,6 +10,9 @@ Both can be read from the file, because the filesystem was unmounted: it is not 
 same parts as `release` did before it, and nothing has to be remembered; a kill between the two leaves more reserved than is needed. A hole
 reads as zeros, as does a block that was allocated and never written, so the filesystem cannot tell them apart.
 
+An image has two locks. The *gate* belongs to whoever opens the image, repairs it, reserves its blocks or returns them; nobody attaches or
+shares a device without it. It lasts only for that work, and the kernel ends it with its holder. The *lock* (flock) belongs to the device.
+
 Only images of our own are read: ext4 with blocks of 4096 bytes, in which a guest never wrote any metadata itself. Nothing here needs
 ctypes, because a run calls `reserve` before it starts.
 """
@@ -34,6 +37,7 @@ _GROUP = struct.Struct("<IIIH4xH8xH2xIIIH4xH12x")
 _FS_IOC_RESVSP64, _FS_IOC_UNRESVSP64 = 0x4030582A, 0x4030582B  # fallocate(2), and with FALLOC_FL_PUNCH_HOLE; both keep the file's size
 _SPACE = struct.Struct("=hh4xqqiI16x")  # struct space_resv
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_FLOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, process
 NO_FILESYSTEM, ERRORS, NOT_UNMOUNTED, SOUND = "it holds no filesystem", "the kernel found errors in it", "it was not unmounted", ""
 
 
@@ -143,11 +147,25 @@ def _free(image: int) -> int:
     return space.f_bavail * space.f_frsize
 
 
+def enter_gate(image: int) -> bool:
+    """Take the gate of an image. Return False if another holds it. Raises OSError.
+
+    `image` is a descriptor of its own, opened for this and never attached: the gate belongs to it, and ends when it is closed.
+    """
+    try:
+        fcntl.fcntl(image, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
+    except (BlockingIOError, PermissionError):  # EAGAIN or EACCES, as POSIX leaves it open
+        return False
+    return True
+
+
 def rest(image: int) -> bool:
     """Return the disk blocks of all unused parts to the disk. Return False if the image is in use. Raises OSError.
 
-    `image` is a descriptor of its own, opened for this: the lock belongs to it, and ends when it is closed.
+    `image` is a descriptor of its own, opened for this: both locks belong to it, and end when it is closed.
     """
+    if not enter_gate(image):
+        return False
     try:
         fcntl.flock(image, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, replace
+from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.kernel.ids import FIRST_ID
 from agent_sandbox.kernel.mount_plan import InImage, OnDisk, quote_target
 from agent_sandbox.policy.paths import contains
@@ -65,14 +66,26 @@ class Stored:
         self.state = state
 
     @contextmanager
-    def opened(self) -> Iterator[Stack]:
-        """Open the present layers for the length of a block, also while a run writes to them. Raises `WorkspaceError`."""
+    def opened(self, *, reading: bool = True) -> Iterator[Stack]:
+        """Open the present layers for the length of a block, also while a run writes to them. Raises `WorkspaceError`.
+
+        Without `reading`, raises `NoRoom` if the disk has no room to write to them: what is called in the block can then write.
+        """
         from agent_sandbox.workspace.layers.stack import stacked
 
         layers = self.state.history().layers
         with ExitStack() as ends:
-            top = ends.enter_context(self._top(reading=True)) if self.state.exists else -1
+            top = ends.enter_context(self._top(reading=reading)) if self.state.exists else -1
             yield ends.enter_context(stacked(top, layers if top >= 0 else (), userxattr=_userxattr(), owner_shift=_owner_shift()))
+
+    def open_for_promotion(self, until_the_end: ExitStack, *, drops: bool) -> tuple[Stack, NoRoom | None]:
+        """Open the layers so that a promotion can drop changes from them, if it `drops` any. On a full disk, only to read: return why."""
+        if drops:
+            try:
+                return until_the_end.enter_context(self.opened(reading=False)), None
+            except NoRoom as full:
+                return until_the_end.enter_context(self.opened()), full
+        return until_the_end.enter_context(self.opened()), None
 
     def changes(self, policy: Policy) -> ChangeSet:
         """Return the changes that the sandbox would make on the machine. They are cached while nothing runs in the sandbox."""
@@ -260,8 +273,9 @@ class Stored:
         """Capture the originals of paths that the run was the first to change, and remove unreferenced generations.
 
         Call it when nothing writes any more. `top` is the directory of generations. After a `WorkspaceError` or OSError, the next run does
-        the rest.
+        the rest. Raises `WorkspaceError`, and touches nothing, if `top` is not the directory of this sandbox.
         """
+        self._check_top(top, run)
         generation = run.present.active
         uppers = _written(top, generation)
         if uppers:
@@ -285,6 +299,13 @@ class Stored:
         self._tidy_for_a_moment(top, run.present)
         if run.growth is not None:
             run.growth.put_back(top)
+
+    def _check_top(self, top: int, run: ForRun) -> None:
+        """Raise `WorkspaceError` unless the directory that the guest's side sent holds the layers of this sandbox."""
+        if run.growth is not None:
+            run.growth.check(top)
+        elif not os.path.samestat(os.fstat(top), os.stat(self.state.layers)):
+            raise WorkspaceError(f"the layers of this run are not in {self.state.layers!r}", hint="please report this")
 
     def _tidy_for_a_moment(self, top: int, present: Present) -> None:
         """Remove unreferenced generations within a short time limit. Usually there are none, and no further module is loaded."""

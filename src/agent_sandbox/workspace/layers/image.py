@@ -8,10 +8,11 @@ The image is the disk quota, and the separate filesystem that stacked layers nee
 
 The content of an image was written by the kernel through the filesystem, never raw, whatever the guest did. An image is attached only once.
 The first process locks the file, the loop device keeps that lock until it is detached, and later processes share the device. Two devices on
-one file would destroy it.
+one file would destroy it. Processes come through a gate one after the other, and whoever is in it may take as long as the work takes.
 
 While nobody uses an image, the disk holds only its content: see `kernel.image_space`. Whoever attaches it reserves the rest first. If the
-disk has too little left, less can be written; if it has nothing left, the image can only be read.
+disk has too little left, less can be written; if it has nothing left, the image can only be read. A run leaves the disk more than our own
+work does, which is short: a full disk must not keep anybody from promoting.
 """
 
 from __future__ import annotations
@@ -32,13 +33,15 @@ from agent_sandbox.workspace.durable import explained, sync_directory
 
 ROOM = 256 << 20  # free space when a run starts, and the size of one growth; at least half of it should always be free during a run
 LEAST_CAPACITY, LARGEST_CAPACITY = 8 << 30, 64 << 30  # minimum capacity of an image; and capacity without a limit
-LEAVE_THE_DISK = 256 << 20  # kept free on the disk that holds the images
+LEAVE_THE_DISK = 256 << 20  # kept free by runs on the disk that holds the images
+_LEAVE_A_LITTLE = 16 << 20  # kept free by our own work, which needs directories and returns the rest at once
 TRASH = "trash"
 _LEAST_ROOM, _LEAST_STEP, _LITTLE = 32 << 20, 1 << 20, 64 << 10
 _INODES = 1 << 18  # 256 bytes each, which the disk has to reserve while the image is in use
 _JOURNAL_MIB = 8  # always reserved
-_STILL_WRITING_SECONDS = 60.0
 _LOOK_AGAIN_SECONDS = 0.001
+_STILL_WRITING = 60_000  # looks at an image that is locked outside the gate: its device is being detached, or somebody reads it
+_SILENT_LOOKS = 3_000  # looks before a person is told
 _SEARCH = ("/usr/sbin", "/sbin", "/usr/bin", "/bin", "/usr/local/sbin")
 # All features are listed, so that the machine's configuration cannot add one that another kernel does not know.
 _FEATURES = (
@@ -167,44 +170,49 @@ def _attach(file: int, *, read_only: bool = False) -> loop.LoopDevice:
         raise NoImage(f"no loop device can be had: {error.strerror}", hint="load the module: modprobe loop") from error
 
 
-def attach(path: str, *, reading: bool = False) -> Image:
+def attach(path: str, *, reading: bool = False, leave_bytes: int = LEAVE_THE_DISK) -> Image:
     """Attach an image of ours to a loop device, or share the device that it is attached to. Raises `WorkspaceError` if it is unusable.
 
-    Damage from a power cut is repaired first, by the journal or by `e2fsck -p`. Then the disk blocks are reserved that can be written.
-    Without room for them, the image is attached read-only if it is only for `reading`, else `NoRoom` is raised.
+    Damage from a power cut is repaired first, by the journal or by `e2fsck -p`. Then the disk blocks are reserved that can be written, as
+    long as the disk keeps `leave_bytes`. Without room for them, the image is attached read-only if it is only for `reading`, else `NoRoom`
+    is raised.
+
+    Waits for a process that is in the gate, however long its work takes. Raises `Busy` if the image stays locked by anything else.
     """
     with explained(f"open the image {path!r}"):
         file = _open(path)
         try:
-            attached = _lock_or_share(file, path, reading=reading)
-            if attached is not None:
-                return Image(path, file, attached, os.path.exists(path + _LOST), loop.is_read_only(attached))
-            least = image_space.LEAST_HOLE
-            if (condition := _condition(file, path)) != SOUND:
-                # Set the flag before the repair: the first process to open the image may not be one that tells the user.
-                os.close(os.open(path + _LOST, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
-                _put_in_order(file, path, condition)
-                least = 1  # the disk may have lost that blocks were reserved, and any of them may be free now
-            read_only = not _reserve_the_rest(file, least)
-            if read_only and not reading:
-                raise NoRoom(_NO_ROOM, hint="free some space on that disk; agent-sandbox prune removes sandboxes that are not needed")
-            return Image(path, file, _attach(file, read_only=read_only), os.path.exists(path + _LOST), read_only)
-        except BaseException:
+            with _locked_or_shared(file, path, reading=reading) as shared:
+                if shared is not None:
+                    return Image(path, file, shared, os.path.exists(path + _LOST), loop.is_read_only(shared))
+                least = image_space.LEAST_HOLE
+                if (condition := _condition(file, path)) != SOUND:
+                    # Set the flag before the repair: the first process to open the image may not be one that tells the user.
+                    os.close(os.open(path + _LOST, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+                    _put_in_order(file, path, condition)
+                    least = 1  # the disk may have lost that blocks were reserved, and any of them may be free now
+                read_only = not _reserve_the_rest(file, least, leave_bytes)
+                if read_only and not reading:
+                    raise NoRoom(_NO_ROOM, hint="free some space on that disk; agent-sandbox prune removes sandboxes that are not needed")
+                return Image(path, file, _attach(file, read_only=read_only), os.path.exists(path + _LOST), read_only)
+        except BaseException as error:
             os.close(file)
+            if isinstance(error, NoRoom):
+                rest(path)  # what was reserved before the disk had no more
             raise
 
 
-def _reserve_the_rest(file: int, least: int) -> bool:
+def _reserve_the_rest(file: int, least: int, leave_bytes: int) -> bool:
     """Reserve the disk blocks of all that can be written. Return False if the disk has too little room even for the inodes.
 
     If far too many blocks are free, or more than the disk can reserve, the ballast takes them first.
     """
-    for keep in (ROOM, 0, None):
+    for keep, left in ((ROOM, LEAVE_THE_DISK), (0, LEAVE_THE_DISK), (None, leave_bytes)):
         parts = image_space.unused(file, least=least, initialised=False)
-        if not image_space.reserve(file, parts.tables, LEAVE_THE_DISK):
+        if not image_space.reserve(file, parts.tables, leave_bytes):
             return False
         too_many = keep == ROOM and sum(length for _, length in parts.free) > 2 * ROOM
-        if not too_many and image_space.reserve(file, parts.free, LEAVE_THE_DISK):
+        if not too_many and image_space.reserve(file, parts.free, left):
             return True
         if keep is not None:
             top = _mounted_for_us(file)
@@ -231,26 +239,56 @@ def _open(path: str) -> int:
     return file
 
 
-def _lock_or_share(file: int, path: str, *, reading: bool) -> loop.LoopDevice | None:
-    """Lock the image and return None, or return the loop device that it is attached to.
+@contextmanager
+def _locked_or_shared(file: int, path: str, *, reading: bool) -> Iterator[loop.LoopDevice | None]:
+    """Hold the gate for the length of a block. Yields None if the image was locked, or the loop device that it is attached to.
 
-    The lock proves that no device is attached. A read-only device is shared only for `reading`; else wait for its end. Raises `Busy` if
-    another program holds the lock.
+    The lock proves that no device is attached. A read-only device is shared only for `reading`; else wait for its end.
     """
     status = os.fstat(file)
-    deadline = time.monotonic() + _STILL_WRITING_SECONDS
-    while True:
+    why = ""
+    for _ in range(_STILL_WRITING):
+        gate = _entered(file)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return None
-        except BlockingIOError:
-            if (shared := loop.find((status.st_dev, status.st_ino))) is not None:
-                if reading or not loop.is_read_only(shared):
-                    return shared
-                os.close(shared.fd)
-        if time.monotonic() > deadline:  # locked but not attached for longer than a moment: a foreign lock
-            raise Busy(f"{path!r} is locked by another process", hint="find out which with: lslocks")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shared, found = None, True
+            except BlockingIOError:
+                shared = loop.find((status.st_dev, status.st_ino))
+                found = shared is not None
+                why = f"{path!r} is locked by another process"
+                if shared is not None and not reading and loop.is_read_only(shared):
+                    os.close(shared.fd)
+                    found, why = False, f"{path!r} is being read, and the disk had no room to open it for writing"
+            if found:
+                yield shared
+                return
+        finally:
+            os.close(gate)
         time.sleep(_LOOK_AGAIN_SECONDS)
+    raise Busy(why, hint="find out by which process with: lslocks")
+
+
+def _entered(file: int) -> int:
+    """Wait for the gate of an open image. Return the descriptor that holds it."""
+    gate = os.open(f"/proc/self/fd/{file}", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        looks = 0
+        while not image_space.enter_gate(gate):
+            looks += 1
+            if looks == _SILENT_LOOKS:
+                _tell("waiting for another process of agent-sandbox, which checks the image of this sandbox or returns its disk space")
+            time.sleep(_LOOK_AGAIN_SECONDS)
+    except BaseException:
+        os.close(gate)
+        raise
+    return gate
+
+
+def _tell(message: str) -> None:
+    import logging  # slow to load, and nearly nobody ever waits for so long
+
+    logging.getLogger("agent_sandbox").warning("agent-sandbox: %s", message)
 
 
 def _condition(file: int, path: str) -> str:
@@ -288,13 +326,20 @@ def _unusable(path: str, why: str) -> WorkspaceError:
 
 @contextmanager
 def opened(path: str, *, reading: bool = False) -> Iterator[tuple[Image, int]]:
-    """Attach an image for the duration of a block. Yields the image and a descriptor of its top directory. See `attach`."""
-    image = attach(path, reading=reading)
+    """Attach an image for our own work in a block. Yields the image and a descriptor of its top directory. See `attach`.
+
+    A guest may have filled the image, so the spare gives our work its room, unless it is only `reading`.
+    """
+    image = attach(path, reading=reading, leave_bytes=LEAVE_THE_DISK if reading else _LEAVE_A_LITTLE)
     try:
         top = _mounted(image)
         try:
+            if not reading:
+                loop.make_room_for_directories(top)
             yield image, top
         finally:
+            if not reading:
+                loop.take_spare(top)
             os.close(top)
     finally:
         image.close()
@@ -327,11 +372,17 @@ class Growth:
         self._free_before: int | None = None
         self.refused = ""  # why it could not grow, in words for a person
 
+    def check(self, top: int) -> None:
+        """Raise `WorkspaceError` if a directory is not in the image. The guest's side sent it, and files are made and removed in it."""
+        if os.fstat(top).st_dev != os.fstat(self._image.loop.fd).st_rdev:
+            raise WorkspaceError(f"the layers of this run are not in {self._image.path!r}", hint="please report this")
+
     def __call__(self, top: int) -> None:
         """Grow the image if little space is left. `top` is the image's top directory.
 
-        The faster the guest writes, the more the image grows at a time.
+        The faster the guest writes, the more the image grows at a time. Raises `WorkspaceError` as `check` does.
         """
+        self.check(top)
         space = os.fstatvfs(top)
         free = space.f_bavail * space.f_frsize
         taken = max(0, (self._free_before or free) - free)
@@ -356,7 +407,11 @@ class Growth:
             self.refused = f"the sandbox could not be given more room on the disk of {self._image.path}: {error.strerror}"
 
     def put_back(self, top: int) -> None:
-        """Take free space back after a run that has freed much, and return the disk blocks that nothing needs. Raises OSError."""
+        """Take free space back after a run that has freed much, and return the disk blocks that nothing needs. Raises OSError.
+
+        Raises `WorkspaceError` as `check` does.
+        """
+        self.check(top)
         space = os.fstatvfs(top)
         if space.f_bavail * space.f_frsize > 2 * ROOM:
             loop.keep_free(top, ROOM)
