@@ -125,6 +125,39 @@ def test_prune_removes_a_sandbox_by_name_and_refuses_names_that_are_none(shell: 
     assert project.is_dir()
 
 
+def test_a_sandbox_whose_layers_are_lost_does_not_count_as_one_without_changes(shell: Shell, project: Path) -> None:
+    assert shell("run", "echo precious > canary").returncode == 0
+    name = str(named(shell)[project.name]["sandbox"])
+    place = Path(shell.environment["AGENT_SANDBOX_STATE"], "sandboxes", name)
+    kept = place / ("image" if (place / "image").exists() else "layers")
+    kept.rename(place / "elsewhere")
+    assert named(shell)[project.name]["changes"] is None and "are gone" in str(named(shell)[project.name]["problem"])
+    assert "nothing to remove" in words(shell("prune", "--yes", "--unchanged"))
+    assert b"would be LOST" in shell("prune", "--dry-run", name).stdout
+    for line in (("diff",), ("promote", "--yes"), ("snapshots",), ("run", "true")):
+        refused = shell(*line)
+        assert refused.returncode == 125 and "are gone" in words(refused), words(refused)
+    told = shell("status").stdout
+    assert b"are gone" in told and b"nothing has run" not in told
+    (place / "elsewhere").rename(kept)
+    assert named(shell)[project.name]["changes"] == 1, "the control arm"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can look into every directory")
+def test_a_sandbox_that_cannot_be_looked_into_is_not_taken_for_one_that_a_crash_left_behind(shell: Shell, project: Path) -> None:
+    assert shell("run", "echo precious > canary").returncode == 0
+    place = Path(shell.environment["AGENT_SANDBOX_STATE"], "sandboxes", str(named(shell)[project.name]["sandbox"]))
+    place.chmod(0)
+    try:
+        (found,) = shell.json("list")["sandboxes"]
+        assert found["changes"] is None and "Permission denied" in found["problem"]
+        assert "nothing to remove" in words(shell("prune", "--yes", "--unchanged"))
+        assert b"would be LOST" in shell("prune", "--dry-run", place.name).stdout
+    finally:
+        place.chmod(0o700)
+    assert named(shell)[project.name]["changes"] == 1, "the control arm"
+
+
 def test_a_run_that_starts_while_prune_removes_gets_a_whole_sandbox(shell: Shell, project: Path) -> None:
     """Whoever of the two has the lock first, the other finds the sandbox as it was or a new one."""
     for _ in range(3):

@@ -76,10 +76,16 @@ def look_at(store: Store, name: str) -> KnownSandbox | None:
 
 
 def _is_finished(state: SandboxState) -> bool:
-    """Return whether a sandbox has layers, or had some: a history that is damaged or in use says that they are missing."""
-    if state.exists:
+    """Return whether a sandbox has layers, or had some: a history that is damaged or in use says that they are missing.
+
+    Of a sandbox that cannot be looked into, nobody knows what it holds, so it counts as finished.
+    """
+    try:
+        if state.exists or not os.listdir(state.path):
+            return state.exists
+        present = history.glance(state.path)
+    except OSError:
         return True
-    present = history.glance(state.path)
     return present.used or bool(present.chain) if present is not None else os.path.exists(os.path.join(state.path, "history.json"))
 
 

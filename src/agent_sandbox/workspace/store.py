@@ -245,10 +245,7 @@ class SandboxState:
         return Present.of(history)
 
     def _make_layers(self, present: Present, limit_bytes: int | None) -> tuple[str, ...]:
-        if present.used or present.chain:
-            raise WorkspaceError(
-                f"the layers of the sandbox of {self.project!r} are gone", hint="put them back, or drop it: agent-sandbox reset"
-            )
+        self._refuse_lost_layers(present)
         if os.geteuid() == 0:
             from agent_sandbox.workspace.layers import image  # imported here: needed once per sandbox, and to attach an image
 
@@ -262,11 +259,23 @@ class SandboxState:
         return ()
 
     def history(self) -> History:
-        """Return the history; a new one if nothing has run in the sandbox. Raises `WorkspaceError` if the history is damaged or lost."""
+        """Return the history; a new one if nothing has run in the sandbox.
+
+        Raises `WorkspaceError` if the history is damaged or lost, or if it speaks of layers that are lost: no changes are not the same.
+        """
         history = history_file.load(self.path)
         if history is None and self.exists:
             raise history_file.damaged(self.path, "is gone, and its layers are there")
+        if history is not None and not self.exists:
+            self._refuse_lost_layers(Present.of(history))
         return history or History()
+
+    def _refuse_lost_layers(self, present: Present) -> None:
+        """Raise `WorkspaceError` if something has run in this sandbox, of which there are no layers."""
+        if present.used or present.chain:
+            raise WorkspaceError(
+                f"the layers of the sandbox of {self.project!r} are gone", hint="put them back, or drop it: agent-sandbox reset"
+            )
 
     def _description(self) -> str:
         """Return the text of `meta.json` up to the creation time, which is the only part not known beforehand."""

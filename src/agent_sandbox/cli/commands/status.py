@@ -69,7 +69,7 @@ class StatusResult(VerbResult):
 
     def text(self, console: Console) -> None:
         print(f"project   {shown(self.project)}{f' (marked by {self.marker})' if self.marker else ''}")
-        print(f"sandbox   {self.sandbox}{'' if self.exists else ' (nothing has run in it yet)'}")
+        print(f"sandbox   {self.sandbox}{'' if self.exists or self.problem else ' (nothing has run in it yet)'}")
         if self.created is not None:
             print(f"since     {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(self.created))}")
         caches = f", {self.changes.noise:,} in caches" if self.changes.noise else ""
