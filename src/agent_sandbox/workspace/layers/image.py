@@ -407,14 +407,12 @@ class Growth:
             self.refused = f"the sandbox could not be given more room on the disk of {self._image.path}: {error.strerror}"
 
     def put_back(self, top: int) -> None:
-        """Take free space back after a run that has freed much, and return the disk blocks that nothing needs. Raises OSError.
+        """Return the disk blocks under a ballast that grew at the start of the run. Raises OSError, and `WorkspaceError` as `check` does.
 
-        Raises `WorkspaceError` as `check` does.
+        The ballast does not grow over what the run has freed: that is returned at rest, beside the caller, and whoever opens the image next
+        takes it back if it is too much. Here the caller would wait for it, and then for the kernel to write all that the guest wrote.
         """
         self.check(top)
-        space = os.fstatvfs(top)
-        if space.f_bavail * space.f_frsize > 2 * ROOM:
-            loop.keep_free(top, ROOM)
         loop.release_ballast(top, self._image.file)
 
 
