@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_sandbox.kernel import mountinfo
-from agent_sandbox.kernel.mountinfo import Mount, aliases, containing, parse, visible
+from agent_sandbox.kernel.mountinfo import Mount, MountTable, containing, parse, visible
 
 MACHINE = b"""\
 22 27 0:21 / /proc rw,relatime - proc proc rw
@@ -91,22 +91,22 @@ def test_a_path_that_is_not_absolute_and_resolved_is_refused(path: str) -> None:
 
 
 def test_a_directory_bound_elsewhere_is_known_there_too() -> None:
-    assert aliases(parse(MACHINE), "/home/u/.aws") == ["/srv/u/.aws"]
-    assert aliases(parse(MACHINE), "/srv/u/.aws") == ["/home/u/.aws"]
-    assert aliases(parse(MACHINE), "/home/other") == []
+    assert MountTable(parse(MACHINE)).aliases("/home/u/.aws") == ["/srv/u/.aws"]
+    assert MountTable(parse(MACHINE)).aliases("/srv/u/.aws") == ["/home/u/.aws"]
+    assert MountTable(parse(MACHINE)).aliases("/home/other") == []
 
 
 def test_a_part_of_a_directory_bound_elsewhere_is_an_alias_of_the_whole() -> None:
-    assert aliases(parse(MACHINE), "/home/u/.ssh") == ["/srv/u/.ssh", "/srv/keys"]
+    assert MountTable(parse(MACHINE)).aliases("/home/u/.ssh") == ["/srv/u/.ssh", "/srv/keys"]
 
 
 def test_a_filesystem_mounted_inside_a_secret_is_known_where_else_it_is_mounted() -> None:
-    assert "/media/card" in aliases(parse(MACHINE), "/home/u/.gnupg")
+    assert "/media/card" in MountTable(parse(MACHINE)).aliases("/home/u/.gnupg")
 
 
 def test_an_alias_that_another_mount_covers_is_none() -> None:
     covered = parse(MACHINE + b"50 40 0:40 / /srv/u/.aws rw - tmpfs none rw\n")
-    assert aliases(covered, "/home/u/.aws") == []
+    assert MountTable(covered).aliases("/home/u/.aws") == []
 
 
 def test_this_machines_mounts_agree_with_what_stat_says() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from functools import cached_property
 
 from agent_sandbox._fast.values import dataclass
 
@@ -51,70 +52,40 @@ def parse(content: bytes) -> tuple[Mount, ...]:
 
 
 def visible(mounts: Iterable[Mount]) -> tuple[Mount, ...]:
-    """Return the mounts that a path still reaches: on top of their stack, and not below a later mount on a parent directory."""
-    known = tuple(mounts)
-    lookup = _Lookup(known)
-    return tuple(mount for mount in known if lookup.walk(mount.target) is mount)
+    """Return the mounts that a path still reaches."""
+    return MountTable(mounts).reachable
 
 
 def containing(mounts: Iterable[Mount], path: str) -> Mount:
     """Return the mount that contains `path`. Raises LookupError if none does, as in a chroot whose root is not a mount point."""
-    mount = _Lookup(tuple(mounts)).walk(path)
+    mount = MountTable(mounts).walk(path)
     if mount is None:
         raise LookupError(f"no visible mount contains {path}")
     return mount
 
 
-def aliases(mounts: Iterable[Mount], path: str) -> list[str]:
-    """Return other paths to the object at `path`, or to a part of it, that exist because its filesystem is mounted twice.
+class MountTable:
+    """The mounts of a process, prepared for many lookups."""
 
-    With `/` from device 254:0 and `/srv/u` from directory /home/u of the same device, `/home/u/.ssh` is also `/srv/u/.ssh`. If only
-    /home/u/.ssh/keys is mounted again, that mount point is an alias too, and so is every second mount point of a filesystem mounted below
-    `path`.
-
-    Not found: hard links, the layer directories of another overlay, and copies that a network or FUSE server exports under another device.
-    """
-    known = tuple(mounts)
-    lookup = _Lookup(known)
-    here = lookup.walk(path)
-    if here is None:
-        return []
-    reachable = [mount for mount in known if lookup.walk(mount.target) is mount]
-    objects = [(here.device, _join(here.root, _below(here.target, path) or ""))]
-    objects += [(mount.device, mount.root) for mount in reachable if _below(path, mount.target)]
-    found: dict[str, None] = {}  # an ordered set
-    for mount in reachable:
-        for device, inside in objects:
-            if mount.device != device:
-                continue
-            rest = _below(mount.root, inside)
-            if rest is not None:
-                alias = _join(mount.target, rest)
-            elif _below(inside, mount.root) is not None:
-                alias = mount.target
-            else:
-                continue
-            # A path at or below `path` is not another path, and a name covered by another mount leads elsewhere.
-            if _below(path, alias) is None and lookup.walk(alias) is mount:
-                found[alias] = None
-    return list(found)
-
-
-class _Lookup:
-    """Path lookup by the kernel's rule.
-
-    At each directory of the path, step onto the mount that has the current mount as parent and this directory as target. Repeat this there
-    until no such mount exists.
-    """
-
-    def __init__(self, mounts: tuple[Mount, ...]) -> None:
-        ids = {mount.id for mount in mounts}
+    def __init__(self, mounts: Iterable[Mount]) -> None:
+        self._known = known = tuple(mounts)
+        ids = {mount.id for mount in known}
         # The parent of the root mount is not listed (or is the mount itself): None stands for it.
         self._children = {
-            (mount.parent if mount.parent in ids and mount.parent != mount.id else None, mount.target): mount for mount in mounts
+            (mount.parent if mount.parent in ids and mount.parent != mount.id else None, mount.target): mount for mount in known
         }
 
+    @cached_property
+    def reachable(self) -> tuple[Mount, ...]:
+        """The mounts that a path still reaches: on top of their stack, and not below a later mount on a parent directory."""
+        return tuple(mount for mount in self._known if self.walk(mount.target) is mount)
+
     def walk(self, path: str) -> Mount | None:
+        """Return the mount that contains `path`, by the kernel's rule; None if none does.
+
+        At each directory of the path, step onto the mount that has the current mount as parent and this directory as target. Repeat this
+        there until no such mount exists.
+        """
         parts = _parts(path)
         current: Mount | None = None
         for depth in range(len(parts) + 1):
@@ -122,6 +93,38 @@ class _Lookup:
             while (above := self._children.get((current.id if current else None, prefix))) is not None:
                 current = above
         return current
+
+    def aliases(self, path: str) -> list[str]:
+        """Return other paths to the object at `path`, or to a part of it, that exist because its filesystem is mounted twice.
+
+        With `/` from device 254:0 and `/srv/u` from directory /home/u of the same device, `/home/u/.ssh` is also `/srv/u/.ssh`. If only
+        /home/u/.ssh/keys is mounted again, that mount point is an alias too, and so is every second mount point of a filesystem mounted
+        below `path`.
+
+        Not found: hard links, the layer directories of another overlay, and copies that a network or FUSE server exports under another
+        device.
+        """
+        here = self.walk(path)
+        if here is None:
+            return []
+        objects = [(here.device, _join(here.root, _below(here.target, path) or ""))]
+        objects += [(mount.device, mount.root) for mount in self.reachable if _below(path, mount.target)]
+        found: dict[str, None] = {}  # an ordered set
+        for mount in self.reachable:
+            for device, inside in objects:
+                if mount.device != device:
+                    continue
+                rest = _below(mount.root, inside)
+                if rest is not None:
+                    alias = _join(mount.target, rest)
+                elif _below(inside, mount.root) is not None:
+                    alias = mount.target
+                else:
+                    continue
+                # A path at or below `path` is not another path, and a name covered by another mount leads elsewhere.
+                if _below(path, alias) is None and self.walk(alias) is mount:
+                    found[alias] = None
+        return list(found)
 
 
 def _parts(path: str) -> list[str]:

@@ -423,7 +423,7 @@ class _Places:
 
     def __init__(self, host: MachineFacts) -> None:
         devices = [mount.device for mount in host.mounts if mount.fstype not in mountinfo.PSEUDO]
-        self._mounts = host.mounts if len(devices) != len(set(devices)) else ()
+        self._table = mountinfo.MountTable(host.mounts) if len(devices) != len(set(devices)) else None
         self._directories: dict[str, str] = {}  # real paths; hundreds of masks lie in a handful of directories
 
     def of(self, path: str) -> Iterator[str]:
@@ -435,8 +435,8 @@ class _Places:
         named = f"{self._directories[head]}/{name}"
         for place in (named, os.path.realpath(named)) if os.path.islink(named) else (named,):
             yield place
-            if self._mounts:
-                yield from mountinfo.aliases(self._mounts, place)
+            if self._table is not None:
+                yield from self._table.aliases(place)
 
 
 def _select(rules: FileRules, directory: str, shown_as: str) -> tuple[str, ...]:
