@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from tests import compiled
 from tests.e2e.program import Shell
+from tests.e2e.sabotage import NOTHING
 
 REQUIRED = {"user namespaces", "namespaces", "mount copies", "overlay", "own /proc", "seccomp", "pidfd", "openat2", "a run", "a kept run"}
 
@@ -56,6 +58,19 @@ def test_a_file_of_another_user_does_not_make_the_doctor_fail(reachable_checkout
                 taken.unlink()
     rows = {row["name"]: row for row in json.loads(ran.stdout)["rows"]}
     assert (rows["a run"]["status"], rows["a kept run"]["status"]) == ("ok", "ok"), rows
+
+
+@pytest.mark.parametrize(("wall", "works"), [(NOTHING, True), ("captured-writes", False)])
+def test_a_run_whose_writes_reach_the_machine_does_not_work_and_leaves_nothing(tmp_path: Path, wall: str, works: bool) -> None:
+    written = f"/var/tmp/{tmp_path.name}-{os.getpid()}."
+    code = (
+        f"import tests.e2e.sabotage as s; s.tear_down({wall!r}); from agent_sandbox.cli.commands import doctor; "
+        f"doctor._WRITTEN = {written!r}; trial = doctor.throw_away(); print(trial.worked, trial.said)"
+    )
+    environment = {**os.environ, "AGENT_SANDBOX_STATE": str(tmp_path / "state"), "PYTHONPATH": str(Path(__file__).parents[2])}
+    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert ran.stdout.startswith(f"{works} a {'shell ran in it' if works else 'file that a shell wrote in it'}"), ran
+    assert list(Path("/var/tmp").glob(f"{Path(written).name}*")) == []
 
 
 def test_the_doctor_leaves_nothing_in_the_state_directory(shell: Shell, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from agent_sandbox.workspace.store import Store
 from agent_sandbox.workspace.view.plan import MachineFacts, plan_view
 
 LITTLE_SPACE = 64 * MIB
-_SHELL = "echo works; : > /var/tmp/agent-sandbox-probe."  # and a name that nobody else can have taken
+_WRITTEN = "/var/tmp/agent-sandbox-probe."  # and a name that nobody else can have taken
 
 
 def throw_away() -> Trial:
@@ -82,7 +82,8 @@ def _launch(layers: Layers) -> Trial:
     state, keys = os.path.realpath(here().host.state), os.path.realpath(here().host.keys)
     policy = cloned(masks=default_masks(homes=here().host.homes, state_dirs=(state,), keys_dirs=(keys,)))
     runtime = ProcessRuntime(single_threaded=True)
-    program = Argv(("/bin/sh", "-c", _SHELL + os.urandom(8).hex()))
+    written = _WRITTEN + os.urandom(8).hex()
+    program = Argv(("/bin/sh", "-c", f"echo works; : > {written}"))
 
     def attempt() -> ProcessGuest:
         plan = plan_view(policy.files, tools(), layers, host=MachineFacts.look(), scratch_bytes=16 * MIB)
@@ -98,6 +99,9 @@ def _launch(layers: Layers) -> Trial:
     if completed.exit.code != 0 or completed.stdout != b"works\n":
         said = completed.stderr.decode(errors="replace").strip() or guest.refused
         return Trial(False, f"a shell in it ended with {completed.exit.code}: {said}")
+    with suppress(FileNotFoundError):
+        os.unlink(written)
+        return Trial(False, "a file that a shell wrote in it was on the real disk")
     return Trial(True, f"a shell ran in it in {completed.exit.usage.wall_seconds * 1000:.0f} ms")
 
 
