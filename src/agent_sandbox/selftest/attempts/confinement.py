@@ -1,7 +1,7 @@
 """Attempts on single walls of the kernel's confinement: Landlock, the arguments of system calls, other architectures, and init.
 
 A call whose arguments the seccomp filter refuses is made so that the kernel itself would refuse it for another reason, or would do no harm.
-The filter answers EPERM or ENOSYS; any other answer comes from the kernel.
+Any answer that is not one of the filter's comes from the kernel.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _GETPID_OF_32_BITS = b"\xb8\x14\x00\x00\x00\xcd\x80\xc3"
 _TIOCGWINSZ = 0x5413
 
 
-def call(calls: dict[str, tuple[int, list[int]]]) -> Deeds:
-    """Return ways to make each system call with its arguments: a number, and up to six words."""
-    return {way: later(_answered, number, words) for way, (number, words) in calls.items()}
+def call(calls: dict[str, tuple[int, list[int], list[int]]]) -> Deeds:
+    """Return ways to make each system call: its number, up to six words as arguments, and the errors by which the filter refuses it."""
+    return {way: later(_answered, *parts) for way, parts in calls.items()}
 
 
 def call_of_another_architecture() -> Deeds:
@@ -79,11 +79,11 @@ def against_rules(tree: str, scratch: str, pid: int, name: str) -> Deeds:
     }
 
 
-def _answered(number: int, words: list[int]) -> str:
+def _answered(number: int, words: list[int], refusals: list[int]) -> str:
     if _LIBC.syscall(ctypes.c_long(number), *(ctypes.c_long(word) for word in words)) >= 0:
         return "the kernel did it"
     code = ctypes.get_errno()
-    if code in (errno.EPERM, errno.ENOSYS):
+    if code in refusals:
         raise OSError(code, os.strerror(code))
     return f"the kernel answered {errno.errorcode.get(code, code)}"
 

@@ -7,6 +7,7 @@ each rule; the probes in the sandbox show that the wall is there.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import socket
@@ -17,7 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from agent_sandbox.kernel import cgroups, landlock, seccomp
+from agent_sandbox.kernel import cgroups, landlock, seccomp, syscall_rules
 from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.kernel.elf import loader_of
 from agent_sandbox.selftest.bench import DecoyBench, listening, named, session_of
@@ -28,7 +29,12 @@ from agent_sandbox.selftest.probes.kernel import NEW
 SUBJECT = Probes("user namespaces", "seccomp", "Landlock", "control groups")
 
 _SCOPES_SINCE = 6  # the first Landlock that keeps signals within a run
-_CLONE_THREAD = 0x10000  # alone it is invalid, so the kernel makes nothing
+_CLONE_FILES, _CLONE_THREAD = 0x400, 0x10000  # without others that belong to them they are invalid, so the kernel makes nothing
+_NO_KIND, _NO_FAMILY, _NO_PROTOCOL = 15, 63, 999  # of sockets
+_HUGE_PAGES = 0x40022  # MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB
+_SOL_SOCKET, _IPPROTO_IPV6 = 1, 41
+_FAMILIES = {"unix": 1, "internet": 2, "netlink": 16}
+_PACKET_FILTERS = {"attach": 26, "attach program": 50, "share port": 51, "share port by program": 52}
 _BAD = -1  # a pointer or a descriptor that is none
 _AT_FDCWD = -100
 _CORE = ("Max core file size", "1")
@@ -43,25 +49,45 @@ _MORE_CALLS = (
 
 def _argument_calls() -> dict[str, tuple[str, list[int]]]:
     """Return calls that are allowed with other arguments, each by the rule that it breaks."""
-    clones = {f"clone: new {kind}": ("clone", [flag | _CLONE_THREAD, 0, 0, 0, 0]) for kind, flag in NEW.items()}
+    clones = {f"clone: new {kind}": ("clone", [flag | _CLONE_THREAD | _CLONE_FILES, 0, 0, 0, 0]) for kind, flag in NEW.items()}
     return {
         **clones,
+        "clone: descriptors apart": ("clone", [_CLONE_THREAD, 0, 0, 0, 0]),
+        "close_range: descriptors apart": ("close_range", [2, 1, 2]),
         "ioctl: type a key": ("ioctl", [_BAD, 0x5412, 0]),
         "ioctl: line discipline": ("ioctl", [_BAD, 0x5423, 0]),
         "ioctl: console": ("ioctl", [_BAD, 0x541C, 0]),
+        "memfd_create: huge pages": ("memfd_create", [_BAD, 4]),
+        "mmap: huge pages": ("mmap", [0, 0, 0, _HUGE_PAGES, _BAD, 0]),
+        "shmget: huge pages": ("shmget", [0, 0, 0o4000]),
+        "seccomp: a filter of calls": ("seccomp", [1, 0, _BAD]),
+        "prctl: a filter of calls": ("prctl", [22, 2, _BAD]),
+        **{f"setsockopt: {way}": ("setsockopt", [_BAD, _SOL_SOCKET, option, 0, 0]) for way, option in _PACKET_FILTERS.items()},
+        "setsockopt: flow labels": ("setsockopt", [_BAD, _IPPROTO_IPV6, 32, 0, 0]),
+        "arch_prctl: processor features": ("arch_prctl", [0x1011, 0]),
+        "mknod: device": ("mknod", [_BAD, stat.S_IFCHR | 0o600, 0]),
         "mknodat: device": ("mknodat", [_AT_FDCWD, _BAD, stat.S_IFCHR | 0o600, 0]),
         "renameat2: whiteout": ("renameat2", [_AT_FDCWD, _BAD, _AT_FDCWD, _BAD, 4]),
         "personality: no randomisation": ("personality", [0x0040000]),
         "prctl: memory map": ("prctl", [35, 99, 0, 1, 1]),
         "setpriority: whole user": ("setpriority", [2, _BAD, 19]),
+        "setpriority: init": ("setpriority", [0, 1, os.getpriority(os.PRIO_PROCESS, 1)]),  # the one it has
         "ioprio_set: whole user": ("ioprio_set", [3, _BAD, _BAD]),
+        "ioprio_set: init": ("ioprio_set", [1, 1, _BAD]),
         "setrlimit: core": ("setrlimit", [4, _BAD]),
         "prlimit64: core": ("prlimit64", [0, 4, _BAD, 0]),
+        "prlimit64: init": ("prlimit64", [1, 7, _BAD, 0]),
+        "prlimit64: init, to read": ("prlimit64", [1, 99, 0, 0]),
         "sched_setaffinity: init": ("sched_setaffinity", [1, 8, _BAD]),
         "sched_setscheduler: init": ("sched_setscheduler", [1, _BAD, 0]),
         "sched_setparam: init": ("sched_setparam", [1, 0]),
         "sched_setattr: init": ("sched_setattr", [1, 0, 0]),
         "socketpair: packets": ("socketpair", [17, 1, 0, _BAD]),
+        "socketpair: kind": ("socketpair", [1, _NO_KIND, 0, _BAD]),
+        **{f"socket: kind of {way}": ("socket", [family, _NO_KIND, 0]) for way, family in _FAMILIES.items()},
+        "socket: family": ("socket", [_NO_FAMILY, 1, 0]),
+        "socket: family, raw": ("socket", [_NO_FAMILY, 3, 0]),
+        "socket: protocol": ("socket", [2, 1, _NO_PROTOCOL]),
         "socket: packets": ("socket", [17, 3, 0]),
         "socket: kernel cryptography": ("socket", [38, 5, 0]),
         "socket: raw": ("socket", [2, 3, 255]),
@@ -79,10 +105,11 @@ def _argument_calls() -> dict[str, tuple[str, list[int]]]:
 )
 def seccomp_rules(bench: DecoyBench, product: object) -> Found:
     program = seccomp.compile_filter(processes=True, execute=True)
-    calls: dict[str, tuple[int, list[int]]] = {name: (number, [_BAD] * 6) for name, number in system_calls(*_MORE_CALLS).items()}
+    unknown = [errno.EPERM, errno.ENOSYS]
+    calls = {name: (number, [_BAD] * 6, unknown) for name, number in system_calls(*_MORE_CALLS).items()}
     for way, (name, words) in _argument_calls().items():
         with suppress(KeyError):  # a call that this kind of machine does not have
-            calls[way] = (system_calls(name)[name], words)
+            calls[way] = (system_calls(name)[name], words, [syscall_rules.REFUSALS.get(name, errno.EPERM)])
     return _alone(bench, lambda: seccomp.install(program), lambda: Attempt("confinement", "call", {"calls": calls}))
 
 
