@@ -96,12 +96,15 @@ def test_it_runs_also_where_there_is_no_project(user: Shell, tmp_path: Path) -> 
     assert [wall.name for wall in NOT_ATTACKED if f"{wall.says} ({wall.why})" not in said] == [], "each is listed, with the reason"
 
 
-def test_where_no_sandbox_can_be_made_it_says_so_and_points_to_the_doctor(user: Shell, tmp_path: Path) -> None:
-    done = in_namespace(user, NO_USER_NAMESPACES, "verify")
-    assert done.returncode == 125, words(done)
-    assert "user.max_user_namespaces" in words(done) and "agent-sandbox doctor" in words(done)
-    assert done.stdout == b""
-    assert left(tmp_path) == []
+def test_where_no_sandbox_can_be_made_the_verdict_says_so_and_gives_the_remedy(user: Shell, tmp_path: Path) -> None:
+    done = in_namespace(user, NO_USER_NAMESPACES, "--json", "verify")
+    assert done.returncode == 1, words(done)
+    document = json.loads(done.stdout)
+    tried = [row for row in document["results"] if row["box"] in ("run", "sdk")]
+    assert {(row["status"], row["excused"]) for row in tried} == {("inconclusive", False)}, "nothing passes, and nothing is excused"
+    assert all("no sandbox of this kind can be used here" in row["why"] for row in tried)
+    assert any("user.max_user_namespaces" in remedy for row in tried for remedy in row["remedies"])
+    assert document["held"] is False and left(tmp_path) == []
 
 
 @pytest.mark.parametrize(

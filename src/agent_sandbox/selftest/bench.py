@@ -337,7 +337,7 @@ T = TypeVar("T")
 def aside(work: Callable[[], T]) -> Iterator[Callable[[], T]]:
     """Run the work in a forked child, and yield a function that waits for the result of the work.
 
-    That function raises `SandboxError` if the work raised it, or if the work ended without a result. At the end of the block, the child
+    That function raises `SandboxError` if the work raised an error, or ended without a result. At the end of the block, the child
     gets SIGTERM and is waited for.
     """
     reading, writing = os.pipe2(os.O_CLOEXEC)
@@ -369,6 +369,8 @@ def _work(work: Callable[[], Any], writing: int) -> None:
             answer: tuple[bool, Any] = True, work()
         except SandboxError as error:
             answer = False, (error.message, error.hint)
+        except Exception as error:
+            answer = False, (f"{type(error).__name__}: {error}", "")
         with os.fdopen(writing, "wb") as pipe:
             pickle.dump(answer, pipe)
         code = 0

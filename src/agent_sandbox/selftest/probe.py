@@ -10,14 +10,15 @@ honest deed, or the deed without the wall, and raises `NoAnswer` if that does no
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 from agent_sandbox._fast.values import dataclass, field
 from agent_sandbox.errors import SandboxError
 from agent_sandbox.kernel.syscall_rules import numbers
 from agent_sandbox.selftest.bench import DecoyBench
-from agent_sandbox.selftest.boxes import Found
+from agent_sandbox.selftest.boxes import Attempt, Box, Found
 
 RUN, SDK, WASM, PRODUCT = "run", "sdk", "wasm", "product"
 BOTH = (RUN, SDK)
@@ -113,6 +114,26 @@ def look(probes: Iterable[Probe], bench: DecoyBench, box: object, *, starting: C
             seen[probe.name] = str(error)
         except Exception as error:  # a probe that breaks has shown nothing, and the others go on
             seen[probe.name] = f"{type(error).__name__}: {error}"
+    return seen
+
+
+def look_inside(
+    box: AbstractContextManager[Box], probes: Sequence[Probe], bench: DecoyBench, *, starting: Callable[[Probe], None] = lambda probe: None
+) -> Seen:
+    """Enter a box, run a harmless attempt in it, and then each probe. Raises nothing: the other boxes are attacked all the same.
+
+    If the box cannot be entered, used or left, only what got through is believed, and every other probe has the error message.
+    """
+    seen: Seen = {}
+    try:
+        with box as entered:
+            entered.run(Attempt("files", "nothing"))
+            seen |= look(probes, bench, entered, starting=starting)
+    except Exception as error:  # also a mistake of ours: it has shown nothing
+        kind = "" if isinstance(error, SandboxError | OSError) else f"{type(error).__name__}: "
+        told = f"no sandbox of this kind can be used here: {kind}{error}"
+        through = {name: found for name, found in seen.items() if isinstance(found, Found) and found.reached}
+        return {**dict.fromkeys((probe.name for probe in probes), told), **through}
     return seen
 
 

@@ -20,13 +20,17 @@ from agent_sandbox._fast.values import dataclass
 from agent_sandbox.assembly import Assembly, Host
 from agent_sandbox.cli.commands import approve, diff, grant, log, promote, run, sim, status
 from agent_sandbox.cli.main import main
+from agent_sandbox.engine import stored_run
 from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.selftest.bench import DecoyBench
 from agent_sandbox.selftest.boxes import Found, NoAnswer, patience
 from agent_sandbox.selftest.probe import PRODUCT
+from agent_sandbox.workspace import sandbox_inventory
+from agent_sandbox.workspace.layers import readback, renames, squash
+from agent_sandbox.workspace.originals import capture, files
 
-# `main` imports the code of a verb when it is used. Imported here, it is in every fork.
-PRELOADED = (approve, diff, grant, log, promote, run, sim, status)
+# `main` imports the code of a verb when it is used, and a verb the code that it needs. Imported here, it is in every fork.
+PRELOADED = (approve, diff, grant, log, promote, run, sim, status, stored_run, sandbox_inventory, capture, files, readback, renames, squash)
 _FAILED = 250  # the exit code of a command that did not even return one
 
 
@@ -123,8 +127,8 @@ class Scratch:
         """Run an honest command line. Raises `NoAnswer` if it does not succeed: then the refusal of a dishonest one shows nothing."""
         said = self(*line)
         if said.code != 0:
-            last = said.err.strip().rpartition("\n")[2]
-            raise NoAnswer(f"without an attack, `{' '.join(line)}` does not work either: exit code {said.code}, {last}")
+            verb = next(word for word in line if not word.startswith("-"))
+            raise NoAnswer(f"without an attack, `{verb}` does not work either: exit code {said.code}, {_reason(said.err)}")
         return said
 
     def is_asked(self, *line: str) -> bool:
@@ -179,6 +183,12 @@ class Scratch:
         sys.stdout.flush()
         sys.stderr.flush()
         return code
+
+
+def _reason(errors: str) -> str:
+    """Return the last message of a command that is no hint."""
+    lines = [line for line in errors.strip().splitlines() if not line.lstrip().startswith("hint:")]
+    return lines[-1] if lines else "it said nothing"
 
 
 def _writer(stream: int) -> TextIO:

@@ -184,7 +184,7 @@ def _verdict(wall: Wall, results: Sequence[Result]) -> WallVerdict:
         return WallVerdict(wall, "broken", f"got through: {', '.join(broken)}")
     missed = [result for result, _ in attacks if result.status == "inconclusive"]
     if bad := [result for result in missed if not result.excused]:
-        return WallVerdict(wall, "not shown", f"{bad[0].probe.name}: {bad[0].why}")
+        return WallVerdict(wall, "not shown", bad[0].why)
     if any(way in result.shown if way else result.status == "pass" for result, way in attacks):
         return WallVerdict(wall, "held")
     if missed:

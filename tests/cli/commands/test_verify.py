@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from agent_sandbox.cli.commands import verify
+from agent_sandbox.cli.commands import doctor, verify
 from agent_sandbox.cli.main import main
+from agent_sandbox.cli.render.messages import Console
+from agent_sandbox.errors import LaunchFailed
 from agent_sandbox.selftest.bench import SCRIPTS, DecoyBench
-from agent_sandbox.selftest.boxes import Bare, Found
-from agent_sandbox.selftest.probe import BOXES, RUN, SDK, Absent, Probe, Result, judge, look
-from agent_sandbox.selftest.probes import PROBES
+from agent_sandbox.selftest.boxes import Attempt, AttemptResult, Bare, Found
+from agent_sandbox.selftest.probe import BOXES, RUN, SDK, Absent, Probe, Result, judge, look, look_inside
+from agent_sandbox.selftest.probes import PROBES, counters
+from agent_sandbox.selftest.sandboxed import Cloned
 from agent_sandbox.selftest.walls import Wall, judge_walls
 
 HELD, BROKEN = Found({}, {"way": "refused", "other": "refused"}), Found({"way": "seen"})
@@ -55,6 +61,113 @@ def test_a_probe_that_breaks_is_told_in_its_place_and_the_others_go_on(tmp_path:
     bench = DecoyBench(str(tmp_path), "token")
     seen = look([Probe("first", "A claim.", "tries it", breaks), probe()], bench, bench.bare)
     assert "broken" in str(seen["first"]) and seen["sample"] == HELD
+
+
+class Fragile(Bare):
+    """A sandbox that breaks when it is entered, used or left: `breaks` names the moment."""
+
+    name = RUN
+
+    def __init__(self, bench: DecoyBench, breaks: str) -> None:
+        super().__init__(bench.project, f"{bench.project}/{SCRIPTS}")
+        self.breaks = breaks
+
+    def _break(self, moment: str) -> None:
+        if moment == self.breaks:
+            raise TypeError(f"broken when {moment}")
+
+    def __enter__(self) -> Fragile:
+        self._break("entered")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._break("left")
+
+    def run(self, attempt: Attempt) -> AttemptResult:
+        self._break("used")
+        return AttemptResult()
+
+
+@pytest.mark.parametrize("moment", ["entered", "used", "left"])
+def test_a_sandbox_that_breaks_shows_nothing_and_what_got_through_before_stays(tmp_path: Path, moment: str) -> None:
+    bench = DecoyBench(str(tmp_path), "token")
+    through = Probe("through", "A claim.", "tries it", lambda bench, box: BROKEN)
+    sound = look_inside(Fragile(bench, ""), [probe(), through], bench)
+    assert sound == {"sample": HELD, "through": BROKEN}
+    seen = look_inside(Fragile(bench, moment), [probe(), through], bench)
+    result = judge(probe("an excuse"), RUN, BROKEN, seen["sample"])
+    assert (result.status, result.bad) == ("inconclusive", True) and f"TypeError: broken when {moment}" in result.why
+    assert (seen["through"] == BROKEN) is (moment == "left"), "an attack that got through is not taken back"
+
+
+def verdict(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, project: Path) -> dict[str, Any]:
+    """Run `verify` with the probes of two walls of both sandboxes, and one of the product. Returns its document; it has failed."""
+    home = tmp_path / "home"
+    home.mkdir()
+    for name, value in (("AGENT_SANDBOX_STATE", tmp_path / "state"), ("HOME", home), ("TMPDIR", tmp_path)):
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.chdir(project)
+    monkeypatch.setattr(verify, "PROBES", tuple(probe for probe in PROBES if probe.name in ("read-by-path", "powers", "capabilities")))
+    assert main(["verify", "--json"]) == 1
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "agent-sandbox/verify/1" and document["held"] is False
+    return document
+
+
+def statuses(document: dict[str, Any]) -> dict[str, str]:
+    return {f"{row['probe']} {row['box']}": row["status"] for row in document["results"]}
+
+
+HELD_BY = dict.fromkeys(("read-by-path run", "read-by-path sdk", "powers run", "powers sdk", "capabilities product"), "pass")
+
+
+@pytest.mark.slow
+def test_a_sandbox_that_cannot_be_made_is_in_the_verdict_and_the_others_are_attacked(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(box: object) -> None:
+        raise LaunchFailed("the sandbox could not be built: no", hint="build it")
+
+    monkeypatch.setattr(Cloned, "__enter__", refuse)
+    document = verdict(monkeypatch, capsys, tmp_path, project)
+    assert statuses(document) == HELD_BY | {"read-by-path run": "inconclusive", "powers run": "inconclusive"}
+    walls = {row["wall"]: row for row in document["walls"]}
+    assert walls["masks"]["status"] == walls["no-new-privileges"]["status"] == "not shown"
+    assert "could not be built: no (build it)" in walls["masks"]["why"] and walls["capabilities"]["status"] == "held"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("box", "lost"), [("bare", ("run", "sdk")), ("sdk", ("sdk",)), ("product", ("product",))])
+def test_a_part_of_the_self_test_that_dies_is_in_the_verdict_and_the_others_are_attacked(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], box: str, lost: tuple[str, ...]
+) -> None:
+    monkeypatch.setitem(verify._ASIDE, box, lambda bench: os.kill(os.getpid(), signal.SIGKILL))
+    document = verdict(monkeypatch, capsys, tmp_path, project)
+    assert statuses(document) == HELD_BY | {place: "inconclusive" for place in HELD_BY if place.endswith(lost)}
+
+
+@pytest.mark.slow
+def test_a_doctor_that_breaks_does_not_take_the_verdict_with_it(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ill(situation: object) -> None:
+        raise RuntimeError("ill")
+
+    monkeypatch.setattr(Cloned, "__enter__", ill)
+    monkeypatch.setattr(doctor, "examine", ill)
+    document = verdict(monkeypatch, capsys, tmp_path, project)
+    told = {remedy for row in document["results"] for remedy in row["remedies"]}
+    assert told == {"doctor could not look for a remedy: ill"}
+
+
+def test_a_reason_that_many_attacks_share_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    probes = [Probe(name, "A claim.", "tries it", lambda bench, box: HELD) for name in ("read-by-path", "write", "tcp")]
+    results = [judge(each, box, BROKEN, "no sandbox") for each in probes for box in (RUN, SDK)]
+    facts = verify.VerifyResult(False, {"inconclusive": 6}, 1.0, verify._facts(results, {}), verify._wall_facts(results))
+    facts.text(Console())
+    said = capsys.readouterr().out
+    assert said.count("no sandbox") == 2, "once for the attacks, and once for the walls"
+    assert "inconclusive read-by-path, write, tcp (run, sdk): it could not be tried: no sandbox" in said
 
 
 def test_every_probe_has_a_name_of_its_own_a_sentence_and_a_box() -> None:
@@ -113,6 +226,7 @@ def test_a_forgotten_sandbox_is_a_failure_of_the_whole(
         monkeypatch.setenv(name, str(value))
     monkeypatch.chdir(project)
     monkeypatch.setattr(verify, "Cloned", Forgotten)
+    monkeypatch.setattr(counters, "_NOTICED", 1.0)  # nobody will, however long it waits
     assert main(["verify", "--json"]) == 1
     document = json.loads(capsys.readouterr().out)
     assert document["held"] is False

@@ -27,8 +27,8 @@ from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.paths import Tree
 from agent_sandbox.policy.secrets import Mask
 from agent_sandbox.selftest.bench import DecoyBench, Surroundings, aside, set_up
-from agent_sandbox.selftest.boxes import Attempt, Bare, Box, NoAnswer
-from agent_sandbox.selftest.probe import BOXES, PRODUCT, SDK, WASM, Probe, Seen, judge, look
+from agent_sandbox.selftest.boxes import Bare
+from agent_sandbox.selftest.probe import BOXES, PRODUCT, SDK, WASM, Probe, Seen, judge, look, look_inside
 from agent_sandbox.selftest.probe import Result as ProbeResult
 from agent_sandbox.selftest.probes import PROBES
 from agent_sandbox.selftest.product import Product
@@ -134,29 +134,26 @@ def _attack(options: VerifyOptions, *, progress: bool) -> list[ProbeResult]:
     with set_up(_places(policy), _surroundings(policy), forget=lambda bench: _forget(store, bench)) as bench:
         # Not before the bench is set up, as `run` would: it has put a secret into our environment, which must not come along.
         environment = guest_environment(os.environ, options.env, home=here().host.home)
-        with Cloned(bench, policy, environment, store.sandbox_for(bench.project)) as cloned:
-            _must_run(cloned)
-            with ExitStack() as stack:
-                others = {box: stack.enter_context(aside(lambda attack=attack: attack(bench))) for box, attack in _ASIDE.items()}  # type: ignore[misc]
-                seen = {cloned.name: _in_the_foreground(bench, cloned, progress=progress)}
-                seen |= {box: result() for box, result in others.items()}
+        cloned = Cloned(bench, policy, environment, store.sandbox_for(bench.project))
+        with ExitStack() as stack:
+            others = {box: stack.enter_context(aside(lambda attack=attack: attack(bench))) for box, attack in _ASIDE.items()}  # type: ignore[misc]
+            seen = {cloned.name: _in_the_foreground(bench, cloned, progress=progress)}
+            seen |= {box: _seen_aside(box, result) for box, result in others.items()}
     without = seen[Bare.name]
     return [judge(probe, box, without.get(probe.name, ""), seen[box][probe.name]) for probe in PROBES for box in probe.boxes]
 
 
 def _bare(bench: DecoyBench) -> Seen:
-    return look([probe for probe in PROBES if not probe.own_control], bench, bench.bare)
+    return look(_for(Bare.name), bench, bench.bare)
 
 
 def _locked(bench: DecoyBench) -> Seen:
-    with Locked(bench) as box:
-        _must_run(box)
-        return look(_for(box.name), bench, box)
+    return look_inside(Locked(bench), _for(SDK), bench)
 
 
 def _compiled(bench: DecoyBench) -> Seen:
     with Compiled() as box:
-        return look(_for(box.name), bench, box)
+        return look(_for(WASM), bench, box)
 
 
 def _product(bench: DecoyBench) -> Seen:
@@ -167,31 +164,31 @@ _ASIDE: dict[str, Callable[[DecoyBench], Seen]] = {Bare.name: _bare, SDK: _locke
 
 
 def _for(box: str) -> list[Probe]:
-    return [probe for probe in PROBES if box in probe.boxes]
+    """Return the probes that run in this box. On the bare machine these are all that do not show by themselves that they can succeed."""
+    return [probe for probe in PROBES if (not probe.own_control if box == Bare.name else box in probe.boxes)]
 
 
-def _in_the_foreground(bench: DecoyBench, box: Box, *, progress: bool) -> Seen:
+def _seen_aside(box: str, result: Callable[[], Seen]) -> Seen:
+    """Return what the probes of a box saw in a fork of ours. If the fork broke, none of them has shown anything."""
+    try:
+        return result()
+    except SandboxError as error:
+        return dict.fromkeys((probe.name for probe in _for(box)), str(error))
+
+
+def _in_the_foreground(bench: DecoyBench, cloned: Cloned, *, progress: bool) -> Seen:
     """Run the probes of one kind of sandbox, the slowest, and show their progress. The others run in parallel."""
-    mine = _for(box.name)
+    mine = _for(cloned.name)
 
     def starting(probe: Probe) -> None:
-        print(f"\r\x1b[K{mine.index(probe) + 1}/{len(mine)} {probe.name}", end="", file=sys.stderr, flush=True)
+        if progress:
+            print(f"\r\x1b[K{mine.index(probe) + 1}/{len(mine)} {probe.name}", end="", file=sys.stderr, flush=True)
 
     try:
-        return look(mine, bench, box, starting=starting) if progress else look(mine, bench, box)
+        return look_inside(cloned, mine, bench, starting=starting)
     finally:
         if progress:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-
-def _must_run(box: Box) -> None:
-    """Raise `SandboxError` with the reason if a harmless attempt cannot run in this kind of sandbox."""
-    try:
-        box.run(Attempt("files", "nothing"))
-    except NoAnswer as error:
-        raise SandboxError(
-            f"a sandbox starts, but nothing can be tried in it: {error.message}", hint="run: agent-sandbox doctor"
-        ) from error
 
 
 def _project(options: VerifyOptions) -> Project:
@@ -242,7 +239,10 @@ def _remedies(results: list[ProbeResult]) -> dict[str, list[str]]:
     from agent_sandbox.cli.commands.doctor import examine  # only after a failure
     from agent_sandbox.cli.remedies import Situation
 
-    known = {row.name: row.remedy for row in examine(Situation.look()) if row.status != "ok" and row.remedy}
+    try:
+        known = {row.name: row.remedy for row in examine(Situation.look()) if row.status != "ok" and row.remedy}
+    except Exception as error:  # what breaks a sandbox may break the doctor, too, and must not end the verdict
+        return {result.probe.name: [f"doctor could not look for a remedy: {error}"] for result in results if result.bad}
     return {
         result.probe.name: [f"{name}: {known[name]}" for name in result.probe.rests_on if name in known] for result in results if result.bad
     }
@@ -304,26 +304,31 @@ def _table(results: Sequence[ProbeFacts], style: Style) -> None:
         cells = [by_place.get((name, box)) for box in boxes]
         words = "".join(style.status(cell.status, _WIDTH) if cell else f"{'-':<{_WIDTH}}" for cell in cells)
         print(f"{name:<{width}}{words}{claim}")
-    for result, boxes_of in _grouped(results):
-        _explain(result, boxes_of, style)
+    for group in _grouped(results):
+        _explain(group, style)
 
 
-def _grouped(results: Sequence[ProbeFacts]) -> list[tuple[ProbeFacts, list[str]]]:
-    """Group equal results that did not pass, worst first. Returns each with the kinds of sandbox that it occurred in."""
-    groups: dict[tuple[object, ...], tuple[ProbeFacts, list[str]]] = {}
+def _grouped(results: Sequence[ProbeFacts]) -> list[list[ProbeFacts]]:
+    """Group the results that did not pass, worst first: equal ones of a probe, and all probes that nothing but the same reason stopped."""
+    groups: dict[tuple[object, ...], list[ProbeFacts]] = {}
     for result in results:
         if result.status != "pass":
-            groups.setdefault((result.probe, result.status, result.why, *result.reached.items()), (result, []))[1].append(result.box)
+            probe = result.probe if result.status == "fail" else ""
+            groups.setdefault((probe, result.status, result.why, result.excused, *result.reached.items()), []).append(result)
     return sorted(groups.values(), key=lambda each: (each[0].excused, each[0].status))
 
 
-def _explain(result: ProbeFacts, boxes: list[str], style: Style) -> None:
-    print(f"\n{style.status(result.status, 0)} {result.probe} ({', '.join(boxes)}): {shown(result.why or '')}")
-    print(f"  claimed  {result.claim}")
-    print(f"  tried    {result.tried}")
-    for way, seen in result.reached.items():
+def _explain(group: Sequence[ProbeFacts], style: Style) -> None:
+    """Print one group of results. If they are of several probes, what each claims and tries is left to the table."""
+    first = group[0]
+    probes, boxes = (dict.fromkeys(names) for names in ([each.probe for each in group], [each.box for each in group]))
+    print(f"\n{style.status(first.status, 0)} {', '.join(probes)} ({', '.join(boxes)}): {shown(first.why or '')}")
+    if len(probes) == 1:
+        print(f"  claimed  {first.claim}")
+        print(f"  tried    {first.tried}")
+    for way, seen in first.reached.items():
         print(f"  seen     {shown(way)}: {shown(seen)}")
-    for remedy in result.remedies:
+    for remedy in dict.fromkeys(remedy for each in group for remedy in each.remedies):
         print(f"  -> {shown(remedy)}")
 
 
@@ -335,8 +340,13 @@ def _tell_walls(walls: Sequence[WallFacts], style: Style) -> None:
             continue
         print(f"\n{style.heading(heading)}")
         width = max(len(wall.wall) for wall in chosen) + 2
-        for wall in chosen:
-            print(f"  {wall.wall:<{width}}{wall.says} ({shown(wall.why or '')})")
+        reasons = dict.fromkeys(wall.why or "" for wall in chosen)
+        for why in reasons:
+            same = [wall for wall in chosen if (wall.why or "") == why]
+            for wall in same:
+                print(f"  {wall.wall:<{width}}{wall.says}{f' ({shown(why)})' if len(same) == 1 else ''}")
+            if len(same) > 1:
+                print(f"  {'':{width}}({len(same)} walls: {shown(why)})")
 
 
 _WALL_HEADINGS = {
