@@ -163,11 +163,11 @@ def complement(pieces: list[Extent], size: int) -> list[tuple[int, int]]:
 
 def fill(top: int, image_bytes: int, keep_bytes: int) -> list[tuple[int, int]]:
     """Create the ballast file and the spare file in a new image, and leave `keep_bytes` free. Return the ranges outside the ballast."""
-    with _opened(top, SPARE) as spare:
+    with _opened(top, SPARE, os.O_CREAT) as spare:
         os.posix_fallocate(spare.fileno(), 0, SPARE_BYTES)
     space = os.fstatvfs(top)
     free = space.f_bavail * space.f_frsize
-    with _opened(top, BALLAST) as ballast:
+    with _opened(top, BALLAST, os.O_CREAT) as ballast:
         if free > keep_bytes:
             # Nearly all of it first, and then less: the free part is in one piece at the end, and every block bitmap is on the disk.
             os.posix_fallocate(ballast.fileno(), 0, _blocks(free - min(keep_bytes, SPARE_BYTES), space.f_frsize))
@@ -246,5 +246,6 @@ def _blocks(size: int, block: int) -> int:
     return size // block * block
 
 
-def _opened(top: int, name: str) -> FileIO:
-    return FileIO(os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=top), "rb+")
+def _opened(top: int, name: str, flags: int = 0) -> FileIO:
+    # Only `fill` creates them: created in any other directory than that of an image, the ballast would fill the disk of the machine.
+    return FileIO(os.open(name, os.O_RDWR | flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=top), "rb+")
