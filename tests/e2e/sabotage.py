@@ -14,6 +14,7 @@ import importlib
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -92,7 +93,11 @@ def no_view() -> None:
     def build(identity: Any, plan: object) -> tuple[Any, int]:
         namespaces.raise_loopback()
         site = mount_tools.Site(identity.userns, identity.shift, userxattr=not identity.root)
-        return site, os.open("/tmp", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        # For the directory of the layers, in which the product makes and removes files, one that is gone: so it can harm no real one.
+        gone = tempfile.mkdtemp()
+        layers = os.open(gone, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        os.rmdir(gone)
+        return site, layers
 
     guest_setup._build_view = build
     if os.geteuid() == 0:  # otherwise the guest's own ids can enter none of our directories
