@@ -64,13 +64,33 @@ def _mapped(*, until: float = inf) -> int:
     return _mapped_in("/proc/self", until=until) or 0
 
 
-def test_a_process_whose_threads_cannot_be_read_counts_as_hidden_and_one_that_has_ended_does_not(tmp_path: Path) -> None:
-    """Such a program is a chain of threads, each of which starts the next and ends. Here none of them is ever there."""
+def test_a_process_whose_threads_follow_one_another_counts_as_hidden_and_one_that_ends_does_not(tmp_path: Path) -> None:
+    """The first is a chain of threads, each of which starts the next and ends. Here none of them is ever there to be read."""
     (tmp_path / "task/9").mkdir(parents=True)
-    for state, threads, expected in (("Z", 2, "hidden"), ("Z", 1, "nothing"), ("S", 2, "nothing")):
+
+    def chain(directory: str) -> None:
+        threads = tmp_path / "task"
+        (threads / str(9 + len(list(threads.iterdir())))).mkdir()
+
+    for state, threads, read, expected in (
+        ("Z", 2, chain, "hidden"),
+        ("Z", 2, lambda directory: None, "nothing"),  # they end, and no other begins
+        ("Z", 1, chain, "nothing"),
+        ("S", 2, chain, "nothing"),
+    ):
         (tmp_path / "stat").write_text(f"8 (x) {state} 1 1 1 0 -1 0 9 9 9 9 1 2 3 4 20 0 {threads} 0 777 10 10")
-        assert usage.read_live(str(tmp_path), lambda directory: None, nothing="nothing", hidden="hidden") == expected
-    assert usage.read_live(str(tmp_path / "gone"), lambda directory: None, nothing="nothing", hidden="hidden") == "nothing"
+        assert usage.read_live(str(tmp_path), read, nothing="nothing", hidden="hidden") == expected
+    assert usage.read_live(str(tmp_path / "gone"), chain, nothing="nothing", hidden="hidden") == "nothing"
+
+
+ENDS = "import os, threading, time\nfor _ in range(60): threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\nos._exit(0)"
+
+
+def test_a_process_that_ends_with_all_its_threads_is_not_taken_for_one_that_hides() -> None:
+    for _ in range(10):
+        with subprocess.Popen([sys.executable, "-c", ENDS]) as process:
+            while process.poll() is None:
+                assert usage.read_live(f"/proc/{process.pid}", usage._process_memory, nothing=(0, 0), hidden=None) is not None
 
 
 @pytest.mark.parametrize("name", ["file", "x 00:00 0 00:00 0 00:00 0", "x\n7f0 r--p 0 00:00 0\n"])

@@ -203,18 +203,24 @@ def read_live(process: str, read: Callable[[str], T | None], *, nothing: T, hidd
     """Return what `read` finds in the directory of a process, or of one of its threads. `read` returns None if that shows nothing.
 
     /proc/PID shows the memory and descriptors of the first thread: none once that has ended, although others may go on and hold everything.
-    `nothing` stands for a process that has ended, and `hidden` for one whose threads follow one another too fast to be read.
+    `nothing` stands for a process that has ended or is ending, and `hidden` for one whose threads follow one another too fast to be read. A
+    process that is ending shows nothing either, for as long as its threads take to end; but it starts no thread any more.
     """
     if (found := read(process)) is not None:
         return found
+    seen: set[str] = set()
+    follows = False
     for _ in range(ATTEMPTS):
         if not _goes_on(process):
             return nothing
         with suppress(OSError):
-            for tid in reversed(os.listdir(f"{process}/task")):  # the newest has the longest to live
+            threads = os.listdir(f"{process}/task")
+            follows = follows or (bool(seen) and not seen.issuperset(threads))
+            seen.update(threads)
+            for tid in reversed(threads):  # the newest has the longest to live
                 if (found := read(f"{process}/task/{tid}")) is not None:
                     return found
-    return hidden if _goes_on(process) else nothing
+    return hidden if follows and _goes_on(process) else nothing
 
 
 def _goes_on(process: str) -> bool:
