@@ -67,6 +67,12 @@ def parts() -> Iterator[Part]:
     yield Part("plain", (*PYTEST, *(f"tests/{name}" for name in PLAIN)))
     for name in AS_A_USER if ROOT else ():
         yield Part(f"user-{name}", (*UNPRIVILEGED, f"tests/{name}"), compiled=True)
+    if ROOT:  # root skips them, and they are the only tests of these folders that need another user
+        others = sorted(
+            each.name for each in (CHECKOUT / "tests").iterdir() if each.is_dir() and each.name not in (*AS_A_USER, "__pycache__")
+        )
+        only = ("env", "MARKS=needs_user and not torture", "scripts/unprivileged.sh", *(f"tests/{name}" for name in others))
+        yield Part("user-only", only, compiled=True)
     for name, pieces in LONG.items():
         files = sorted(str(file.relative_to(CHECKOUT)) for file in (CHECKOUT / "tests" / name).rglob("test_*.py"))
         for piece in range(pieces):
