@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -57,6 +58,7 @@ class Running(NamedTuple):
     process: subprocess.Popen[bytes]
     said: Path
     began: float
+    temporary: str  # the directory for its temporary files
 
 
 def parts() -> Iterator[Part]:
@@ -84,11 +86,16 @@ def parts() -> Iterator[Part]:
 
 def start(part: Part, scratch: Path) -> Running:
     """Start it where its mounts are nobody else's, in a session of its own, with which it can be ended as a whole. Linux shares processors
-    out by session, too: beside other work each part gets a share."""
+    out by session, too: beside other work each part gets a share. It has a directory of its own for temporary files, with a short name:
+    pytest clears away in the common one, and two that do so at once stumble over each other."""
     command, nothing = apart.command(part.command), subprocess.DEVNULL
+    temporary = tempfile.mkdtemp(prefix="t", dir="/var/tmp")
+    env = {**os.environ, "PYTEST_DEBUG_TEMPROOT": temporary}
     with open(scratch / part.name, "wb") as said:
-        process = subprocess.Popen(command, cwd=CHECKOUT, stdin=nothing, stdout=said, stderr=subprocess.STDOUT, start_new_session=True)
-    return Running(part, process, scratch / part.name, time.monotonic())
+        process = subprocess.Popen(
+            command, cwd=CHECKOUT, env=env, stdin=nothing, stdout=said, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    return Running(part, process, scratch / part.name, time.monotonic(), temporary)
 
 
 def ended(running: list[Running]) -> tuple[Running, float]:
@@ -128,6 +135,8 @@ def run(waiting: list[Part], scratch: Path) -> dict[str, list[str]]:
                 running.append(start(ready.pop(0), scratch))
             done, processor = ended(running)
             tell(done, processor)
+            if not done.process.returncode:  # of one that failed, somebody may want to look at them
+                shutil.rmtree(done.temporary, ignore_errors=True)
             if done is compiling:
                 compiled = True
                 if ROOT:  # for the parts that run as another user; all of them wait for the compiler

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
@@ -18,6 +19,12 @@ def runtime(*, warm: int = 0) -> WasmRuntime:
 def offer(cache_home: Path, state: Path) -> None:
     """Put it where a user with these directories would have it."""
     _link({cache_home / "agent-sandbox" / "wasm": CACHE, state / "wasm": RECORDS})
+
+
+def give(cache_home: Path, state: Path) -> None:
+    """Put a copy of it there, which is theirs: where root has compiled it, nobody else may take its lock."""
+    for copy, source in ((cache_home / "agent-sandbox" / "wasm", CACHE), (state / "wasm", RECORDS)):
+        shutil.copytree(source, copy, ignore=shutil.ignore_patterns("*-counting*", "lock"))
 
 
 def offer_to_all(shared: Path) -> None:

@@ -24,7 +24,7 @@ def test_every_file_of_tests_is_in_one_part() -> None:
 
 
 def test_the_checks_are_a_part_of_it_and_as_root_the_unprivileged_half_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    unprivileged = {"user-contract", "user-security", "user-e2e"}
+    unprivileged = {"user-contract", "user-security", "user-e2e", "user-only"}
     for root in (True, False):
         monkeypatch.setattr(suite, "ROOT", root)
         assert {part.name for part in suite.parts()} & {"check", *unprivileged} == {"check", *(unprivileged if root else ())}
@@ -61,6 +61,19 @@ def test_every_failure_is_named_with_its_part_and_how_to_run_that_again(capsys: 
     ]
     assert list(suite.summary({})) == []
     assert suite.main(["no-such-part"]) == 2 and "there are check, " in capsys.readouterr().err
+
+
+def test_each_part_has_a_place_for_temporary_files_that_goes_with_it(tmp_path: Path) -> None:
+    program = f"""
+import sys
+from scripts import suite
+suite.COMPILE = suite.Part("compile", ("true",))
+suite.parts = lambda: [suite.Part(name, ("sh", "-c", "at=$PYTEST_DEBUG_TEMPROOT; >$at/x; echo $at >>{tmp_path}/said")) for name in "ab"]
+sys.exit(suite.main([]))
+"""
+    assert subprocess.run([sys.executable, "-c", program], cwd=suite.CHECKOUT, capture_output=True, check=False).returncode == 0
+    places = (tmp_path / "said").read_text().split()
+    assert len(set(places)) == 2 and not any(map(os.path.exists, places))
 
 
 def test_who_ends_it_ends_all_of_its_parts(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ MAIN = "from agent_sandbox.cli.main import main; print(main({words}))"
 @pytest.fixture
 def places(tmp_path: Path) -> dict[str, str]:
     """A user who has run `agent-sandbox setup`, at home."""
-    compiled.offer(tmp_path / "cache", tmp_path / "state")
+    compiled.give(tmp_path / "cache", tmp_path / "state")
     return {"XDG_CACHE_HOME": str(tmp_path / "cache"), "AGENT_SANDBOX_STATE": str(tmp_path / "state"), "HOME": str(tmp_path)}
 
 
