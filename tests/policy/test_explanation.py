@@ -9,6 +9,7 @@ from agent_sandbox.policy.explanation import explain, lint, try_command
 from agent_sandbox.policy.files.document import from_mapping
 from agent_sandbox.policy.files.layers import Effective, effective
 from agent_sandbox.policy.model import Limits, ProgramRules, cloned, locked
+from agent_sandbox.policy.network import network_rules, read_request
 from agent_sandbox.policy.paths import Beneath, Glob, Tree
 from agent_sandbox.policy.secrets import Mask
 
@@ -56,7 +57,7 @@ def test_every_part_of_a_policy_has_its_sentence() -> None:
         "processes: git runs what it is given: it can do whatever this sandbox permits",
     ]
     assert said(found, "limits") == ["limits: none"]
-    assert said(found, "network")[0].startswith("network: none; the network is asked for")
+    assert said(found, "network") == ["network: none"]
     assert said(found, "code") == ["code: checked before it runs for pickle; an early warning; isolation does not depend on it"]
 
 
@@ -71,6 +72,32 @@ def test_every_part_of_a_policy_has_its_sentence() -> None:
 )
 def test_the_rest_of_the_sentences(policy: object, line: str) -> None:
     assert line in explain(Effective(policy))  # type: ignore[arg-type]
+
+
+def test_a_network_is_described_by_what_it_opens() -> None:
+    everything = Effective(locked(network=network_rules(outbound=True, ports=[80, 443], denied=["evil.example"])))
+    assert said(everything, "network") == [
+        "network: every public host can be reached through the egress, at the ports 80 and 443",
+        "network: not reached: evil.example",
+        "network: what leaves is searched for secrets and personal data",
+    ]
+    rules = network_rules(
+        outbound=True,
+        hosts=["a.example", "db.example:5432"],
+        ports=[443],
+        requests=[read_request("GET a.example/v1/*")],
+        uninspected=["pinned.example"],
+        opaque=["db.example:5432"],
+        private=["db.example"],
+    )
+    assert said(Effective(locked(network=rules)), "network") == [
+        "network: a.example, db.example:5432 can be reached through the egress, at the ports 443, if it names no other",
+        "network: what leaves is searched for secrets and personal data",
+        "network: requests only as: GET a.example/v1/*",
+        "network: TLS passed on unread: pinned.example",
+        "network: any bytes: db.example:5432",
+        "network: may lie on a private address: db.example",
+    ]
 
 
 def test_a_command_is_tried_without_being_run() -> None:
@@ -94,8 +121,10 @@ def remarks(table: dict[str, object]) -> list[tuple[str, str]]:
     [
         ({"files": {"read": False, "allowed": ["/a"]}}, "files.allowed", "has no effect: files.read is false"),
         ({"processes": {"allow": False, "commands": ["cat"]}}, "processes.commands", "has no effect: processes.allow is false"),
-        ({"network": {"hosts": ["example.com"]}}, "network.hosts", "has no effect without network.outbound = true"),
-        ({"network": {"outbound": True}}, "network.outbound", "the network is asked for"),
+        ({"network": {"hosts": ["example.com"]}}, "network.hosts", "opens nothing by itself"),
+        ({"network": {"outbound": False, "presets": ["packages"]}}, "network.presets", "has no effect: network.outbound is false"),
+        ({"network": {"inbound": True}}, "network.inbound", "has no effect: a sandbox accepts no connections"),
+        ({"network": {"localhost": False}}, "network.localhost", "has no effect: the programs of a sandbox always reach one another"),
         ({"processes": {"commands": ["cat", "rm"], "denied_commands": ["r*"]}}, "processes.commands", "'rm' is denied as well"),
         ({"processes": {"commands": ["bash"]}}, "processes.commands", "'bash' runs what it is given"),
         ({"processes": {"commands": ["python3"]}}, "processes.commands", "'python3' runs what it is given"),

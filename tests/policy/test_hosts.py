@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.policy.hosts import NetworkRules, canonical_host, canonical_pattern, canonical_port, network_rules
+from agent_sandbox.policy.hosts import canonical_host, canonical_pattern, canonical_port
+from agent_sandbox.policy.network import NetworkRules, network_rules
 
 HOSTS = ["a.example.com", "example.com", "b.example.net", "localhost", "127.0.0.1", "192.0.2.1"]
 PATTERNS = st.sampled_from([*HOSTS, "*.example.com", "*.com", "*"])

@@ -17,6 +17,7 @@ from agent_sandbox.policy.files.layers import effective, widened
 from agent_sandbox.policy.files.settings import json_schema
 from agent_sandbox.policy.learn import NAMED, Nature, Programs, RunContext, Spent, learn
 from agent_sandbox.policy.model import CLONED_LIMITS, MIB, cloned
+from agent_sandbox.policy.network_presets import network_of
 from agent_sandbox.policy.paths import Tree, parse
 from agent_sandbox.policy.programs import covers, is_pattern
 from agent_sandbox.policy.proposal import Asked, Proposal, ProposedSetting, as_toml, name_pattern, pattern_of
@@ -172,12 +173,15 @@ def test_a_secret_that_was_tried_is_said_and_not_proposed() -> None:
     )
 
 
-def test_hosts_and_ports_are_proposed_and_said_to_be_without_effect() -> None:
+def test_hosts_are_proposed_with_the_ports_beyond_the_webs() -> None:
     found = propose(
         Seen("resolve", "PyPI.org.", "/usr/bin/pip", allowed=False),
         Seen("connect", "pypi.org:443", "/usr/bin/pip", allowed=False),
         Seen("connect", "[2001:db8::1]:80", "/usr/bin/curl", allowed=False),
         Seen("connect", "127.0.0.1:8000", "/usr/bin/curl"),
+        Seen("resolve", "db.example.com", "/usr/bin/psql", allowed=False),
+        Seen("connect", "db.example.com:5432", "/usr/bin/psql", allowed=False),
+        Seen("connect", "[2001:db8::2]:6379", "/usr/bin/redis-cli", allowed=False),
         Seen("connect", "192.0.2.53:53", "/usr/bin/pip", allowed=False),
         Seen("resolve", 'x"\n[files]', "/usr/bin/pip", allowed=False),
         Seen("listen", "0.0.0.0:80", "/usr/bin/python3"),
@@ -185,11 +189,16 @@ def test_hosts_and_ports_are_proposed_and_said_to_be_without_effect() -> None:
     )
     document = found.document()
     assert document.get("network.outbound") is True
-    assert document.get("network.hosts") == ("2001:db8::1", "pypi.org")
-    assert document.get("network.ports") == (80, 443)
+    assert document.get("network.hosts") == ("2001:db8::1", "[2001:db8::2]:6379", "db.example.com:5432", "pypi.org")
+    assert document.get("network.ports") is None
     said = "\n".join(found.left_out)
-    assert "without effect until" in said and "no name of a host" in said and "python3 waits for connections" in said
-    assert {each.key for each in lint([document])} == {"network.outbound", "processes.commands"}
+    assert "run with --network 2001:db8::1,[2001:db8::2]:6379,db.example.com:5432,pypi.org" in said
+    assert "no name of a host" in said and "python3 waits for connections" in said
+    assert {each.key for each in lint([document])} == {"processes.commands"}
+    asked = network_of(document.get("network.hosts"))  # as the line that is told asks for it
+    rules = effective(cloned(masks=(), network=asked), [document], home=HOME).policy.network
+    tried = [("pypi.org", 443), ("db.example.com", 5432), ("2001:db8::2", 6379), ("db.example.com", 443), ("example.com", 443)]
+    assert [not rules.objection(host, port) for host, port in tried] == [True, True, True, False, False]
 
 
 def test_what_no_list_of_programs_can_say_is_said() -> None:
@@ -290,7 +299,7 @@ def test_a_policy_that_is_there_is_widened_and_keeps_what_it_denies() -> None:
         "limits.open_files": 100,
         "network.outbound": True,
         "network.hosts": ("example.com",),
-        "network.ports": (22, 443),
+        "network.ports": (22,),
     }
     counted = parse_toml("[processes]\nmax = 40\n", origin="x")
     assert widened(counted, propose(spent=Spent()), home=HOME).document().get("processes.max") == 40, "nobody counted"

@@ -11,18 +11,20 @@ from typing import Any
 import pytest
 
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.policy.model import EVERYWHERE, FileRules, Guarantee, Limits, cloned, locked
+from agent_sandbox.policy.model import EVERYWHERE, OFFLINE, FileRules, Guarantee, Limits, Policy, cloned, locked, with_network
+from agent_sandbox.policy.network import network_rules
 from agent_sandbox.policy.paths import parse
 from agent_sandbox.policy.secrets import Mask, default_masks
 
 BOTH = {Guarantee.FILES_CONFINED, Guarantee.NO_NETWORK, Guarantee.SYSCALLS_FILTERED, Guarantee.NOT_HOST_ROOT}
 BOTH |= {Guarantee.MEMORY_WATCHED, Guarantee.DISK_LIMITED}
+WEB = network_rules(outbound=True)
 MASKS = default_masks(homes=["/home/u"])
 
 
 def test_locked_shows_nothing_and_starts_nothing() -> None:
     policy = locked()
-    assert not policy.files.reaches("/etc/passwd") and not policy.processes and not policy.network
+    assert not policy.files.reaches("/etc/passwd") and not policy.processes and not policy.network.outbound
     assert policy.requires == BOTH | {Guarantee.NO_NEW_PROCESSES}
 
 
@@ -44,11 +46,28 @@ def test_a_policy_that_promises_more_than_it_requires_is_refused(dropped: Guaran
         replace(locked(), requires=locked().requires - {dropped})
 
 
-def test_network_is_refused_by_name_until_there_is_an_egress() -> None:
-    with pytest.raises(PolicyError, match="allow_network=True is refused"):
-        locked(network=True)
-    with pytest.raises(PolicyError, match="allow_network=True is refused"):
-        cloned(masks=(), network=True)
+@pytest.mark.parametrize("policy", [locked(network=WEB), cloned(masks=(), network=WEB)])
+def test_a_policy_with_a_network_requires_that_all_of_it_passes_the_egress(policy: Policy) -> None:
+    assert Guarantee.EGRESS_ONLY in policy.requires and Guarantee.NO_NETWORK not in policy.requires
+    with pytest.raises(PolicyError, match="egress-only"):
+        replace(policy, requires=policy.requires - {Guarantee.EGRESS_ONLY})
+    with pytest.raises(PolicyError, match="requires no-network, and allows the network"):
+        replace(policy, requires=policy.requires | {Guarantee.NO_NETWORK})
+    assert with_network(with_network(policy, OFFLINE), WEB) == policy
+    assert Guarantee.NO_NETWORK in with_network(policy, OFFLINE).requires
+
+
+def test_connections_from_outside_are_refused_by_name() -> None:
+    with pytest.raises(PolicyError, match="accepts no connections from outside"):
+        locked(network=network_rules(outbound=True, inbound=True))
+
+
+def test_the_network_is_in_the_digest_and_a_policy_without_one_has_the_digest_that_it_always_had() -> None:
+    """Approvals, capabilities and records name policies by their digests, also those of before there was a network."""
+    assert locked().digest() == "bc5c3b4e565b4efd8996d84e4985e6fd22497e1bd19bd4bb58b863da5c9abf40"
+    assert locked(network=network_rules(denied=["example.com"])).digest() == locked().digest(), "none at all is none"
+    digests = {each.digest() for each in (locked(), locked(network=WEB), locked(network=network_rules(outbound=True, hosts=["a.example"])))}
+    assert len(digests) == 3
 
 
 def test_the_system_profile_needs_processes() -> None:

@@ -16,17 +16,21 @@ from agent_sandbox.policy.decide import LARGEST_SOURCE, Allow, Ask, Deny, decide
 from agent_sandbox.policy.files.document import Document, from_mapping
 from agent_sandbox.policy.files.layers import Effective, effective
 from agent_sandbox.policy.files.presets import PRESETS
-from agent_sandbox.policy.hosts import network_rules
 from agent_sandbox.policy.model import EFFECTS, LIFTABLE, NEEDS, FileRules, Guarantee, Limits, Policy, cloned, required
+from agent_sandbox.policy.network import NetworkRules, network_rules
 from agent_sandbox.policy.paths import Tree
 
 HOME = "/home/u"
 PATHS = ("/tmp", "/data", "/data/a", "/home/u", "/home/u/x", "/etc")
 PROGRAMS = ("git", "ls", "python3", "bash", "curl", "rm")
-HOSTS = ("api.example.com", "example.net", "localhost", "192.0.2.1")
+HOSTS = ("api.example.com", "example.net", "localhost", "192.0.2.1", "pypi.org")
 LINES = ("git push --force", "ls | grep x", "rm -rf data", "curl http://192.0.2.1", "$x y", "git status")
 CODE = ("eval('1')", "open('x')", "import subprocess", "import socket", "import json", "import pickle")
-EVERYTHING = Effective(cloned(masks=()), network_rules(outbound=True, inbound=True, localhost=True))
+NETWORKS = (
+    network_rules(outbound=True),
+    network_rules(outbound=True, hosts=["*", "api.example.com:22"], ports=[22, 80, 443], opaque=["*"], private=["*"], uninspected=["*"]),
+)
+EVERYTHING = Effective(cloned(masks=(), network=NETWORKS[1]))
 NOTHING = Policy("nothing", FileRules(), False, Limits(), required(False, Limits()))
 ORDER = {Deny: 0, Ask: 1, Allow: 2}
 
@@ -50,7 +54,9 @@ layers = _table(
     processes=_table(allow=flags, shell=flags, commands=names, denied_commands=names, max=counts),
     network=_table(
         **{"outbound": flags, "inbound": flags, "localhost": flags, "listed": flags, "ports": _some(22, 80, 443)},
-        **{"hosts": _some(*HOSTS, "*.example.com"), "denied_hosts": _some(*HOSTS)},
+        **{"hosts": _some(*HOSTS, "*.example.com", "*", "api.example.com:22"), "denied_hosts": _some(*HOSTS)},
+        **{"presets": _some("packages", "git-hosts"), "requests": _some("GET api.example.com", "* *.example.com/v1/*", "POST pypi.org")},
+        **{"uninspected": _some(*HOSTS, "*"), "opaque": _some("api.example.com:22", "*"), "private": _some(*HOSTS, "*")},
     ),
     limits=_table(**limits),
     code=_table(validate=flags, blocked=_some("pickle", "json", "eval(", "subprocess")),
@@ -109,8 +115,20 @@ def holes(found: Effective) -> set[str]:
     return {code for code in CODE if validate(code, grants=grants, rules=rules, more=found.blocked).valid}
 
 
-def reached(found: Effective) -> set[tuple[str, int]]:
-    return {(host, port) for host in HOSTS for port in (22, 80, 443) if found.network.permits(host, port)}
+def reached(found: Effective) -> set[tuple[object, ...]]:
+    """What may leave in a small world: connections, requests, and exceptions from what is read and where it lies."""
+    network = found.policy.network
+    places = {(host, port) for host in HOSTS for port in (22, 80, 443) if not network.objection(host, port)}
+    requests = {
+        (host, method, path)
+        for host, _ in places
+        for method in ("GET", "POST")
+        for path in ("/", "/v1/x", "/a/git-upload-pack")
+        if not network.request_objection(host, method, path)
+    }
+    unread: set[tuple[object, ...]] = {("unread", host) for host, _ in places if network.passes_uninspected(host)}
+    unread |= {("any bytes", *place) for place in places if network.passes_opaque(*place)}
+    return {*places, *requests, *unread, *(("private", host) for host, _ in places if network.may_be_private(host))}
 
 
 @settings(max_examples=100, deadline=None)
@@ -124,12 +142,22 @@ def test_a_layer_more_never_widens_anything(one: Document, other: Document, acti
     assert after.files.read <= before.files.read and after.files.write <= before.files.write and after.processes <= before.processes
     assert all(after.programs.permits(name) <= before.programs.permits(name) for name in PROGRAMS)
     assert all(_no_more(getattr(after.limits, name), getattr(before.limits, name)) for name in vars(before.limits))
-    assert after.requires >= before.requires
-    assert reached(together) <= reached(alone) <= reached(EVERYTHING) and together.network.inbound <= alone.network.inbound
+    assert after.requires | ({Guarantee.EGRESS_ONLY} if Guarantee.NO_NETWORK in after.requires else set()) >= before.requires
+    assert reached(together) <= reached(alone) <= reached(EVERYTHING)
     assert holes(together) <= holes(alone)
     assert {*after.asks.needs} >= {*before.asks.needs}
     for mine, theirs in ((after.asks.approvers, before.asks.approvers), (after.asks.elevate, before.asks.elevate)):
         assert theirs is None or (mine is not None and {*mine} <= {*theirs})
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(NETWORKS), layers, layers)
+def test_a_layer_more_opens_nothing_of_the_network(network: NetworkRules, one: Document, other: Document) -> None:
+    """Also where the policy above says little: no layer lends it a port, or an exception for a host."""
+    above = Effective(cloned(masks=(), network=network))
+    alone, together = laid(above, one), laid(above, one, other)
+    assert reached(together) <= reached(alone) <= reached(above)
+    assert reached(above) > reached(Effective(cloned(masks=()))) == set(), "there is something to lose"
 
 
 def _no_more(ours: float | None, theirs: float | None) -> bool:

@@ -46,7 +46,9 @@ def elevated(policy: Policy, what: Elevation, ceiling: Policy) -> Policy:
     programs = _programs(policy.programs, what.programs, ceiling.programs)
     limits = _limits(policy.limits, dict(what.limits), ceiling.limits)
     # Drop the guarantees implied by a limit that is gone. Keep those that other rules require.
-    requires = (policy.requires - implied(policy.processes, policy.limits, policy.programs)) | implied(policy.processes, limits, programs)
+    requires = (policy.requires - implied(policy.processes, policy.limits, policy.programs, policy.network)) | implied(
+        policy.processes, limits, programs, policy.network
+    )
     files = _files(policy.files, what.paths, ceiling.files)
     return replace(policy, name=f"{policy.name}+elevated", files=files, programs=programs, limits=limits, requires=requires)
 

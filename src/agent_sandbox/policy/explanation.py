@@ -10,13 +10,16 @@ from agent_sandbox.policy.decide import Verdict, decide, refused_program
 from agent_sandbox.policy.files.document import Document
 from agent_sandbox.policy.files.layers import Effective, written
 from agent_sandbox.policy.files.settings import BY_KEY
-from agent_sandbox.policy.hosts import NO_NETWORK
 from agent_sandbox.policy.model import MIB, Policy
+from agent_sandbox.policy.network import WEB_PORTS, NetworkRules
 from agent_sandbox.policy.programs import covers, is_open
+from agent_sandbox.policy.search_rules import SearchRules
 from agent_sandbox.readers.shell.analyze import understand, understand_argv
 from agent_sandbox.readers.shell.effects import Understanding
 from agent_sandbox.readers.shell.tools.tables import TOOLS
 from agent_sandbox.readers.shell.wrappers import BUILTINS
+
+_LISTED = 12  # names in a sentence
 
 
 @dataclass(frozen=True)
@@ -113,8 +116,40 @@ def _of_asking(policy: Policy) -> list[str]:
     return [*(lines if about else ()), *lifts]
 
 
+def _of_search(search: SearchRules) -> list[str]:
+    if search.off:
+        return ["network: what leaves is not searched for secrets and personal data"]
+    said = [f"{action} {name}" for name, action in search.actions] + [f"at least {action} {name}" for name, action in search.floor]
+    more = "".join((f"; {', '.join(said)}" if said else "", f"; with the rules of {_shortened(search.tables)}" if search.tables else ""))
+    return [f"network: what leaves is searched for secrets and personal data{more}"]
+
+
+def _of_network(network: NetworkRules) -> list[str]:
+    if not network.outbound:
+        return ["network: none"]
+    lists = [_shortened(reach.hosts) for reach in network.reaches if reach.hosts is not None]
+    what = f"{' and of '.join(lists)}" if lists else "every public host"
+    ports = [", ".join(map(str, reach.ports or ())) for reach in network.reaches if reach.ports not in (None, WEB_PORTS)]
+    where = f"the ports {' and of '.join(ports)}" if ports else "the ports 80 and 443"
+    lines = [f"network: {what} can be reached through the egress, at {where}{', if it names no other' if lists else ''}"]
+    lines += [f"network: not reached: {_shortened(network.denied)}"] if network.denied else []
+    lines += _of_search(network.search)
+    for reach in network.reaches:
+        rules = [f"{','.join(each.methods) or '*'} {each.host}{' '.join(each.paths)}" for each in reach.requests]
+        lines += [f"network: requests only as: {_shortened(rules)}"] if rules else []
+        lines += [f"network: TLS passed on unread: {_shortened(reach.uninspected)}"] if reach.uninspected else []
+        lines += [f"network: any bytes: {_shortened(reach.opaque)}"] if reach.opaque else []
+        lines += [f"network: may lie on a private address: {_shortened(reach.private)}"] if reach.private else []
+    return lines
+
+
+def _shortened(names: Sequence[str]) -> str:
+    more = len(names) - _LISTED
+    return f"{', '.join(names[:_LISTED]) or 'no list'}{f' and {more} more' if more > 0 else ''}"
+
+
 def _rest(found: Effective) -> list[str]:
-    lines = [f"network: none; {NO_NETWORK}" if found.warnings else "network: none"]
+    lines = _of_network(found.policy.network)
     if found.validate or found.blocked:
         what = (*(("the default patterns",) if found.validate else ()), *found.blocked)
         lines.append(f"code: checked before it runs for {', '.join(what)}; an early warning; isolation does not depend on it")
@@ -160,11 +195,17 @@ def _contradictions(layer: Document) -> list[Remark]:
     if layer.get("processes.allow") is False:
         without = ("processes.commands", "processes.shell", "processes.denied_commands")
         remarks += [Remark(key, "has no effect: processes.allow is false", "leave it out") for key in without if layer.get(key) is not None]
-    asked = layer.get("network.hosts") or layer.get("network.ports")
-    if asked and layer.get("network.outbound") is not True:
-        remarks.append(Remark("network.hosts", "has no effect without network.outbound = true", "add it, or leave the hosts out"))
-    if layer.get("network.outbound") or layer.get("network.inbound"):
-        remarks.append(Remark("network.outbound", NO_NETWORK, "leave it out until it is there"))
+    asked = [key for key in _NETWORK if layer.get(key)]
+    if asked and layer.get("network.outbound") is False:
+        remarks += [Remark(key, "has no effect: network.outbound is false", "leave one of them out") for key in asked]
+    elif asked and layer.get("network.outbound") is None and layer.get("extends") not in ("high", "medium"):
+        what = "opens nothing by itself: it narrows a network that --network or --allow-network opens"
+        remarks.append(Remark(asked[0], what, "add network.outbound = true, which opens one in your own policy file"))
+    if layer.get("network.inbound"):
+        remarks.append(Remark("network.inbound", "has no effect: a sandbox accepts no connections from outside", "leave it out"))
+    if layer.get("network.localhost") is False:
+        what = "has no effect: the programs of a sandbox always reach one another on a loopback of their own"
+        remarks.append(Remark("network.localhost", what, "leave it out"))
     allowed, denied = layer.get("processes.commands", ()), layer.get("processes.denied_commands", ())
     remarks += [
         Remark("processes.commands", f"{name!r} is denied as well", "leave one of them out") for name in allowed if covers(denied, name)
@@ -181,9 +222,18 @@ def _says_nothing(layer: Document, key: str) -> bool:
     return layer.get(key) is True and key in BY_KEY and key not in _TAKES_AWAY
 
 
+_NETWORK = (
+    "network.hosts",
+    "network.presets",
+    "network.ports",
+    "network.requests",
+    "network.uninspected",
+    "network.opaque",
+    "network.private",
+)
 _TAKES_AWAY = frozenset(
     {
-        *("code.validate", "network.outbound", "network.inbound", "network.listed"),
+        *("code.validate", "network.outbound", "network.inbound", "network.listed", "dlp.off"),
         *("approvals.promotions", "approvals.protected", "approvals.opaque"),
     }
 )

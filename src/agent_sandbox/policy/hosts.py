@@ -1,4 +1,4 @@
-"""Rules for network hosts. They are validated but have no effect: in this version, sandboxes have no network.
+"""Hosts: their canonical form, and patterns of them.
 
 A host is written as in a URL: `api.example.com`, `192.0.2.1`, `[2001:db8::1]`. `*.example.com` is every name beneath `example.com`, at any
 depth, but not `example.com` itself. Names are compared in lower case, without a final dot, in their ASCII form.
@@ -8,70 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from agent_sandbox._fast.values import dataclass
 from agent_sandbox.errors import PolicyError
 
-NO_NETWORK = "the network is asked for, and this version has none for sandboxes: every connection will fail"
 _LOCAL = ("localhost", "*.localhost")
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-_")
-
-
-@dataclass(frozen=True)
-class NetworkRules:
-    """The network connections that are permitted.
-
-    Allowed hosts come in groups, one for each layer, and a host must be in all groups. The same holds for ports.
-    """
-
-    outbound: bool = False
-    inbound: bool = False
-    hosts: tuple[tuple[str, ...], ...] = ()
-    denied: tuple[str, ...] = ()
-    ports: tuple[tuple[int, ...], ...] = ()
-    localhost: bool = False
-
-    def permits(self, host: str, port: int) -> bool:
-        """Return whether a connection may be opened. Judges the host as written, not the addresses it resolves to."""
-        name = canonical_host(host)
-        if not self.outbound or covers(self.denied, name) or not all(port in group for group in self.ports):
-            return False
-        if is_local(name):
-            return self.localhost
-        return all(covers(group, name) for group in self.hosts)
-
-    def narrowed(self, other: NetworkRules) -> NetworkRules:
-        """Return rules that permit only what both sets of rules permit."""
-        return NetworkRules(
-            self.outbound and other.outbound,
-            self.inbound and other.inbound,
-            tuple(dict.fromkeys((*self.hosts, *other.hosts))),
-            tuple(dict.fromkeys((*self.denied, *other.denied))),
-            tuple(dict.fromkeys((*self.ports, *other.ports))),
-            self.localhost and other.localhost,
-        )
-
-    @property
-    def asks(self) -> bool:
-        """Whether any network access is asked for."""
-        return self.outbound or self.inbound
-
-
-def network_rules(
-    *,
-    outbound: bool = False,
-    inbound: bool = False,
-    hosts: Iterable[str] | None = None,
-    denied: Iterable[str] = (),
-    ports: Iterable[int] | None = None,
-    localhost: bool = False,
-) -> NetworkRules:
-    """Return the network rules of one layer. Raises `PolicyError` naming an invalid value.
-
-    Without `hosts`, every host is allowed; without `ports`, every port.
-    """
-    groups = () if hosts is None else (tuple(canonical_pattern(each) for each in hosts),)
-    numbers = () if ports is None else (tuple(canonical_port(each) for each in ports),)
-    return NetworkRules(outbound, inbound, groups, tuple(canonical_pattern(each) for each in denied), numbers, localhost)
 
 
 def canonical_pattern(written: object) -> str:

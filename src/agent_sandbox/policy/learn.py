@@ -21,11 +21,12 @@ from agent_sandbox._fast.values import Protocol, dataclass
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.hosts import canonical_host, is_local
 from agent_sandbox.policy.model import MIB, SCRATCH, FileRules, Limits
+from agent_sandbox.policy.network import WEB_PORTS, canonical_entry, split_port
 from agent_sandbox.policy.paths import Tree, matches
 from agent_sandbox.policy.programs import interprets, is_open
 from agent_sandbox.policy.proposal import Asked, Proposal, ProposedSetting, pattern_of
 
-WITHOUT_EFFECT = "without effect until this version has a network for sandboxes"
+OPENED = "opens the network in your own policy file; in a project's file it only narrows"
 MOST_NAMED, MOST_NAMED_AT_THE_TOP = 3, 20  # names in one directory; for more names the directory is proposed
 NAMED = ""  # instead of a program, for a file that the command names and no program was seen to read
 NOWHERE: Mapping[str, str] = {}
@@ -82,9 +83,8 @@ def _in_mib(count: int | None) -> int | None:
 
 
 def network_lines(seen: Iterable[ObservedAttempt], left_out: list[str]) -> list[ProposedSetting]:
-    """Propose the hosts and ports that programs tried to reach. The sandbox's own loopback needs no setting."""
-    hosts: dict[str, dict[str, None]] = {}
-    ports: dict[int, dict[str, None]] = {}
+    """Propose the hosts that programs tried to reach, with the ports beyond the web's. The sandbox's own loopback needs no setting."""
+    hosts: dict[str, dict[str, None]] = {}  # with a port if that is neither 80 nor 443
     inbound: dict[str, None] = {}
     seen = [each for each in seen if each.kind in ("connect", "resolve", "listen")]
     resolves = any(each.kind == "resolve" for each in seen)
@@ -99,19 +99,22 @@ def network_lines(seen: Iterable[ObservedAttempt], left_out: list[str]) -> list[
             if not is_local(name) or name in ("0.0.0.0", "::"):
                 inbound[each.program] = None
         elif not is_local(name) and not (port == _DNS_PORT and resolves):
-            hosts.setdefault(name, {})[each.program] = None
-            if port:
-                ports.setdefault(port, {})[each.program] = None
+            beyond = port and port not in WEB_PORTS
+            hosts.setdefault(canonical_entry(f"[{name}]:{port}" if ":" in name else f"{name}:{port}") if beyond else name, {})[
+                each.program
+            ] = None
+    named = {host for host, port in map(split_port, hosts) if port}
+    resolved = {each.target for each in seen if each.kind == "resolve"}
+    reached = {_split(each.target)[0] for each in seen if each.kind == "connect" and _split(each.target)[1] in WEB_PORTS}
+    for host in named & resolved - reached:  # looked up only for a connection to its other port
+        hosts.pop(host, None)
     lines = []
     if hosts:
-        lines.append(ProposedSetting("network.outbound", True, WITHOUT_EFFECT))
+        lines.append(ProposedSetting("network.outbound", True, OPENED))
         lines.append(ProposedSetting("network.hosts", tuple(Asked(host, _by(programs)) for host, programs in sorted(hosts.items()))))
-        left_out.append(f"the network itself: {', '.join(sorted(hosts))} is in the proposal, {WITHOUT_EFFECT}")
+        left_out.append(f"the network itself, if this is a project's file: run with --network {','.join(sorted(hosts))}")
     if inbound:
         left_out.append(f"network.inbound: {_by(inbound)} waits for connections from outside, and there are none")
-    if ports:
-        numbers = ", ".join(f"{port} {_by(programs)}" for port, programs in sorted(ports.items()))
-        lines.append(ProposedSetting("network.ports", tuple(sorted(ports)), numbers))
     return lines
 
 

@@ -12,9 +12,10 @@ from collections.abc import Iterable
 from enum import Enum
 from functools import cached_property
 
-from agent_sandbox._fast.encoding import canonical_digest
+from agent_sandbox._fast.encoding import canonical_form, digest_of_form
 from agent_sandbox._fast.values import dataclass, fields, replace
 from agent_sandbox.errors import PolicyError
+from agent_sandbox.policy.network import NetworkRules
 from agent_sandbox.policy.paths import PathPattern, Tree, ancestors, anchor, matches
 from agent_sandbox.policy.programs import LINE_SHELLS, SHELLS, check_name, covers, is_open
 from agent_sandbox.policy.secrets import FoundMask, Mask
@@ -37,7 +38,8 @@ class Guarantee(Enum):
     """
 
     FILES_CONFINED = "files-confined"  # only the view is reachable, and every write is captured
-    NO_NETWORK = "no-network"  # no interface but its own loopback
+    NO_NETWORK = "no-network"  # no interface but its own loopback, and nothing accepts a connection from there
+    EGRESS_ONLY = "egress-only"  # no interface but its own loopback, where only the egress takes connections outward
     NO_NEW_PROCESSES = "no-new-processes"  # threads are still allowed
     PROGRAMS_CONFINED = "programs-confined"  # only allowed programs can be executed, by any child and under any name
     PROCESSES_INVISIBLE = "processes-invisible"  # sees, signals and traces only its own processes
@@ -237,6 +239,7 @@ class AskRules:
 
 
 NOBODY_IS_ASKED = AskRules()
+OFFLINE = NetworkRules()
 
 
 @dataclass(frozen=True)
@@ -248,33 +251,42 @@ class Policy:
     processes: bool
     limits: Limits
     requires: frozenset[Guarantee]
-    network: bool = False
+    network: NetworkRules = OFFLINE
     system: bool = False  # namespaced capabilities for package managers
     tools: tuple[str, ...] = ()  # functions of the caller that a program may call, sorted
     programs: ProgramRules = EVERY_PROGRAM
     asks: AskRules = NOBODY_IS_ASKED
 
     def __post_init__(self) -> None:
-        if self.network:
-            raise PolicyError("network access arrives with the egress; until then allow_network=True is refused", hint="run without it")
+        object.__setattr__(self, "network", self.network.grounded())
+        if self.network.inbound:
+            raise PolicyError("a sandbox accepts no connections from outside", hint="leave inbound (allow_inbound) out")
+        if self.network.outbound and Guarantee.NO_NETWORK in self.requires:
+            raise PolicyError(f"the policy {self.name!r} requires no-network, and allows the network", hint="choose one of them")
         if self.system and not self.processes:
             raise PolicyError("system=True is for package managers, which start processes", hint="allow processes too")
-        if missing := implied(self.processes, self.limits, self.programs) - self.requires:
+        if missing := implied(self.processes, self.limits, self.programs, self.network) - self.requires:
             names = ", ".join(sorted(guarantee.value for guarantee in missing))
             raise PolicyError(f"the policy {self.name!r} promises more than it requires: {names}", hint="add them to requires")
 
     def digest(self) -> str:
         """Return the digest that identifies this policy: equal policies have equal digests, on every machine.
 
-        Masks that were found on the disk do not count: they say what is there, not what is permitted.
+        Masks that were found on the disk do not count: they say what is there, not what is permitted. A policy without a network has the
+        digest that it had before policies could have one, so that approvals and records of then still fit.
         """
         masks = tuple(mask for mask in self.files.masks if not isinstance(mask, FoundMask))
-        return canonical_digest(self if len(masks) == len(self.files.masks) else replace(self, files=replace(self.files, masks=masks)))
+        form = canonical_form(self if len(masks) == len(self.files.masks) else replace(self, files=replace(self.files, masks=masks)))
+        return digest_of_form(form if self.network.outbound else form | {"network": False})
 
 
-def implied(processes: bool, limits: Limits, programs: ProgramRules = EVERY_PROGRAM) -> frozenset[Guarantee]:
+def implied(
+    processes: bool, limits: Limits, programs: ProgramRules = EVERY_PROGRAM, network: NetworkRules = OFFLINE
+) -> frozenset[Guarantee]:
     """Return the guarantees that the other fields of a policy rely on: without them, those fields would promise nothing."""
     conditional = {
+        Guarantee.NO_NETWORK: not network.outbound,
+        Guarantee.EGRESS_ONLY: network.outbound,
         Guarantee.NO_NEW_PROCESSES: not processes,
         Guarantee.PROGRAMS_CONFINED: processes and programs.restricts,
         Guarantee.MEMORY_WATCHED: limits.memory_bytes is not None,
@@ -282,16 +294,18 @@ def implied(processes: bool, limits: Limits, programs: ProgramRules = EVERY_PROG
         Guarantee.FUEL_LIMITED: limits.fuel is not None,
         Guarantee.DISK_LIMITED: limits.disk_bytes is not None,
     }
-    return frozenset({Guarantee.FILES_CONFINED, Guarantee.NO_NETWORK} | {guarantee for guarantee, holds in conditional.items() if holds})
+    return frozenset({Guarantee.FILES_CONFINED} | {guarantee for guarantee, holds in conditional.items() if holds})
 
 
-def required(processes: bool, limits: Limits, programs: ProgramRules = EVERY_PROGRAM) -> frozenset[Guarantee]:
+def required(
+    processes: bool, limits: Limits, programs: ProgramRules = EVERY_PROGRAM, network: NetworkRules = OFFLINE
+) -> frozenset[Guarantee]:
     """Return the guarantees that the presets require.
 
     These are the implied ones, and that the guest runs under a seccomp filter and is never the host's root. Not that other processes are
     invisible: where the machine refuses a /proc of its own, as in a default Podman container, a run says so, and a policy may require it.
     """
-    return implied(processes, limits, programs) | {Guarantee.SYSCALLS_FILTERED, Guarantee.NOT_HOST_ROOT}
+    return implied(processes, limits, programs, network) | {Guarantee.SYSCALLS_FILTERED, Guarantee.NOT_HOST_ROOT}
 
 
 def locked(
@@ -303,7 +317,7 @@ def locked(
     allow_hidden: bool = False,
     masks: Iterable[Mask] = (),
     processes: bool = False,
-    network: bool = False,
+    network: NetworkRules = OFFLINE,
     limits: Limits | None = None,
     tools: Iterable[str] = (),
     programs: ProgramRules = EVERY_PROGRAM,
@@ -314,7 +328,7 @@ def locked(
     """
     limits = limits or Limits()
     files = FileRules(read, write, tuple(allowed), tuple(denied), allow_hidden, tuple(masks))
-    needs = required(processes, limits, programs)
+    needs = required(processes, limits, programs, network)
     return Policy("locked", files, processes, limits, needs, network, tools=tuple(sorted(tools)), programs=programs)
 
 
@@ -322,15 +336,22 @@ def cloned(
     *,
     masks: Iterable[Mask],
     denied: Iterable[PathPattern] = (),
-    network: bool = False,
+    network: NetworkRules = OFFLINE,
     limits: Limits | None = None,
     system: bool = False,
     programs: ProgramRules = EVERY_PROGRAM,
 ) -> Policy:
-    """Return the preset of the command line: the whole machine except the masks, every write captured, no network."""
+    """Return the preset of the command line: the whole machine except the masks, every write captured, and the network that is given."""
     limits = limits or CLONED_LIMITS
     files = FileRules(read=True, write=True, allowed=EVERYWHERE, denied=tuple(denied), allow_hidden=True, masks=tuple(masks))
-    return Policy("cloned", files, True, limits, required(True, limits, programs), network, system, programs=programs)
+    return Policy("cloned", files, True, limits, required(True, limits, programs, network), network, system, programs=programs)
+
+
+def with_network(policy: Policy, network: NetworkRules) -> Policy:
+    """Return the same policy with other network rules, and with the guarantee that goes with them."""
+    requires = policy.requires - {Guarantee.NO_NETWORK, Guarantee.EGRESS_ONLY}
+    needs = implied(policy.processes, policy.limits, policy.programs, network)
+    return replace(policy, network=network, requires=requires | needs)
 
 
 def repeatable(policy: Policy) -> Policy:

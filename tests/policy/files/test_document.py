@@ -42,7 +42,19 @@ listed = true
 hosts = ["*.example.com", "192.0.2.1"]
 denied_hosts = ["evil.example.com"]
 ports = [443]
+presets = ["packages"]
+requests = ["GET,HEAD *.example.com/v1/*"]
+uninspected = ["pinned.example.com"]
+opaque = ["db.example.com:5432"]
+private = ["db.example.com"]
 localhost = true
+
+[dlp]
+off = false
+rules = ["~/rules.toml"]
+alert = ["email"]
+redact = ["phone"]
+block = ["card"]
 
 [limits]
 timeout_seconds = 1.5
@@ -174,6 +186,11 @@ items = {
     "processes.denied_commands": ["rm", "a/b"],
     "network.hosts": ["example.com", "*.example.com", "https://x.example", "a b", ""],
     "network.denied_hosts": ["example.com", "x.example/y"],
+    "network.presets": ["packages", "everything"],
+    "network.requests": ["GET,HEAD example.com/v1/*", "* example.com", "GET", "GET example.com/x?y", " "],
+    "network.opaque": ["example.com:5432", "a b"],
+    "network.private": ["example.com", "https://x.example"],
+    "network.uninspected": ["example.com", "x y"],
     "code.blocked": ["eval(", " ", ""],
     "requires": ["memory-hard", "magic"],
 }

@@ -14,12 +14,13 @@ from agent_sandbox.policy.decide import Allow, decide
 from agent_sandbox.policy.files.document import Document, from_mapping
 from agent_sandbox.policy.files.layers import Effective, effective, intersection, written
 from agent_sandbox.policy.files.presets import PRESETS, preset
-from agent_sandbox.policy.hosts import network_rules
-from agent_sandbox.policy.model import MIB, Guarantee, Policy, cloned, locked
+from agent_sandbox.policy.model import MIB, Guarantee, Policy, cloned, locked, with_network
+from agent_sandbox.policy.network import network_rules
 from agent_sandbox.policy.paths import matches, parse
 
 HOME = "/home/u"
 CEILING = cloned(masks=())
+ONLINE = with_network(CEILING, network_rules(outbound=True))
 PATHS = ["/", "/data", "/data/a", "/data/a/b.json", "/home/u", "/home/u/.ssh", "/home/u/x", "/srv/.git/x", "/data/secrets/k"]
 PROGRAMS = ["git", "python3", "bash", "rm", "cat"]
 
@@ -160,13 +161,14 @@ def test_a_layer_narrows_every_part_of_a_policy() -> None:
     assert effective(found, [preset("low")], home=HOME).validate
 
 
-def test_a_network_that_is_asked_for_is_not_had_and_the_asking_layer_is_named() -> None:
+def test_a_layer_narrows_the_network_of_the_policy_above_and_opens_none() -> None:
     ask = from_mapping({"network": {"outbound": True, "hosts": ["example.com"]}}, origin="x.toml")
-    found = effective(CEILING, [ask], home=HOME)
-    assert found.policy.network is False and not found.network.asks
-    assert found.warnings[0].startswith("x.toml: the network is asked for")
-    later = effective(Effective(CEILING, network_rules(outbound=True)), [ask], home=HOME)
-    assert later.network.permits("example.com", 443) and not later.network.permits("example.net", 443)
+    assert not effective(CEILING, [ask], home=HOME).policy.network.outbound
+    network = effective(ONLINE, [ask], home=HOME).policy.network
+    assert network.permits("example.com", 443) and not network.permits("example.net", 443)
+    for shut in ({"network": {"outbound": False}}, {"requires": ["no-network"]}):
+        policy = effective(ONLINE, [from_mapping(shut, origin="x")], home=HOME).policy
+        assert not policy.network.outbound and Guarantee.NO_NETWORK in policy.requires and Guarantee.EGRESS_ONLY not in policy.requires
 
 
 def test_the_tiers_are_what_their_table_says() -> None:
@@ -183,12 +185,11 @@ def test_the_tiers_are_what_their_table_says() -> None:
 
 def test_an_allowlist_is_written_where_it_is_asked_for_or_above_and_never_below() -> None:
     """The medium tier: a file of the project must not open what a file above it has closed."""
-    open_to_all = Effective(CEILING, network_rules(outbound=True))
     medium, own = preset("medium"), from_mapping({"network": {"hosts": ["api.example.com"]}}, origin="hosts")
     both = from_mapping({"extends": "medium", "network": {"hosts": ["api.example.com"]}}, origin="both")
 
     def reaches(*layers: Document) -> list[bool]:
-        network = effective(open_to_all, layers, home=HOME).network
+        network = effective(ONLINE, layers, home=HOME).policy.network
         return [network.permits(host, 443) for host in ("api.example.com", "example.net")]
 
     assert reaches() == [True, True] and reaches(medium) == [False, False]

@@ -242,7 +242,7 @@ BASH = (
     Rule("eval", "evaluates text as a command line"),
     Rule("| sh", "runs the output of another command as a command line", ("| sh",)),
     Rule("$command", "starts a program by a computed name", ("$command",)),
-    Rule("network", "uses the network, and this sandbox has none", ("network",), _NETWORK),
+    Rule("network", "uses the network", ("network",), _NETWORK),
     Rule("rm -rf /", "removes or overwrites the whole machine or one of its disks", ("rm -rf /",)),
     Rule(":(){ :|:& };:", "starts itself twice, without end", (":(){ :|:& };:",)),
 )
@@ -256,8 +256,10 @@ DEFAULT: dict[str, tuple[Rule, ...]] = {
 
 
 def granted(policy: Policy) -> frozenset[CodeGrant]:
-    """Return the permissions that a policy grants, about which code needs no warning. The network is never among them."""
+    """Return the permissions that a policy grants, about which code needs no warning."""
     grants = {CodeGrant.FILES} if policy.files.read or policy.files.write else set()
     if policy.processes:
         grants |= {CodeGrant.PROCESSES, CodeGrant.SHELL} if policy.programs.shell else {CodeGrant.PROCESSES}
+    if policy.network.outbound:
+        grants.add(CodeGrant.NETWORK)
     return frozenset(grants)

@@ -28,6 +28,7 @@ from agent_sandbox.policy.code.patterns import (
     Rule,
     Validation,
 )
+from agent_sandbox.policy.hosts import canonical_host, is_local
 from agent_sandbox.readers.python import PythonSource
 from agent_sandbox.readers.python import read as read_python
 from agent_sandbox.readers.python_values import BUILTINS, NAMESPACES, own_name
@@ -40,9 +41,12 @@ from agent_sandbox.readers.shell.wrappers import SHELLS
 if TYPE_CHECKING:
     from typing import Any
 
+    from agent_sandbox.policy.network import NetworkRules
     from agent_sandbox.readers.javascript import JavaScriptSource
     from agent_sandbox.readers.ruby import RubySource
 
+# A host in a URL, or one in quotes that a port follows.
+_HOST = re.compile(r"""\b[a-z][a-z0-9+]{1,9}://(?:[^\s/"'@]*@)?([A-Za-z0-9.-]+)|["']([A-Za-z0-9.-]+)["']\s*,\s*\d{1,5}\b""")
 BY_HAND = "is on the list of patterns that this sandbox was given"
 _WHOLE_MACHINE = frozenset(
     {"/", "/*", "/.", "~", "~/*", "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/root", "/sbin", "/usr", "/var"}
@@ -100,6 +104,19 @@ def _wanted(language: str, held: frozenset[CodeGrant], rules: tuple[Rule | str, 
     # `more` comes last: of two rules for one name, the later wins.
     wanted += tuple(replace(rule, granted_by=frozenset()) for rule in rules_of(language, more))
     return Matcher(wanted, PYTHON_REFLECTION if language == "python" else ())
+
+
+def barred_hosts(source: str, network: NetworkRules) -> tuple[str, ...]:
+    """Return the hosts that the text names and that may not be reached: in URLs, and in quotes before a port, `("example.com", 80)`."""
+    hosts: dict[str, None] = {}
+    for found in _HOST.finditer(source):
+        try:
+            name = canonical_host(found[1] or found[2])
+        except PolicyError:
+            continue
+        if not is_local(name) and network.objection(name):
+            hosts[name] = None
+    return tuple(hosts)
 
 
 def rules_of(language: str, rules: Iterable[Rule | str] | None) -> tuple[Rule, ...]:

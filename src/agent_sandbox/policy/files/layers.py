@@ -12,8 +12,10 @@ from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.files.document import Document
 from agent_sandbox.policy.files.presets import preset
 from agent_sandbox.policy.files.settings import BY_KEY, Shape
-from agent_sandbox.policy.hosts import NO_NETWORK, NetworkRules, network_rules
-from agent_sandbox.policy.model import MIB, AskRules, FileRules, Guarantee, Limits, Policy, implied
+from agent_sandbox.policy.model import MIB, OFFLINE, AskRules, FileRules, Guarantee, Limits, Policy, implied, with_network
+from agent_sandbox.policy.network import NetworkRules, network_rules, read_request
+from agent_sandbox.policy.network_presets import HostList, opaque_of
+from agent_sandbox.policy.network_presets import preset as preset_hosts
 from agent_sandbox.policy.paths import Beneath, PathPattern, Tree, anchor, matches, parse
 from agent_sandbox.policy.programs import covers
 from agent_sandbox.policy.proposal import Asked, Proposal, ProposedSetting
@@ -45,32 +47,35 @@ _LIMITS = {
 class Effective:
     """The policy in force, and the checks made before a run.
 
-    `network` are the network rules of the layers; they have no effect, because this version has no network. `validate` is whether code is
-    checked early for the default patterns; `blocked` are patterns that code is always checked for. `warnings` are sentences for people.
+    `validate` is whether code is checked early for the default patterns; `blocked` are patterns that code is always checked for. `warnings`
+    are sentences for people.
     """
 
     policy: Policy
-    network: NetworkRules = NetworkRules()
     validate: bool = False
     blocked: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
-def effective(above: Policy | Effective, layers: Iterable[Document], *, home: str) -> Effective:
-    """Return the policy `above`, narrowed by each layer. Raises `PolicyError` naming the layer and the setting."""
+def effective(above: Policy | Effective, layers: Iterable[Document], *, home: str, indexes: Iterable[str] = ()) -> Effective:
+    """Return the policy `above`, narrowed by each layer. Raises `PolicyError` naming the layer and the setting.
+
+    `indexes` are the hosts of the package indexes of this machine, which belong to the network preset `packages`.
+    """
     result = Effective(above) if isinstance(above, Policy) else above
     for layer in layers:
         base = layer.get("extends")
         parts = (layer,) if base is None else (preset(base), layer)
         for part in parts:
-            result = narrowed(result, part, home=home)
-        if any(part.get("network.listed", False) for part in parts) and not result.network.hosts:
+            result = narrowed(result, part, home=home, indexes=indexes)
+        network = result.policy.network
+        if any(part.get("network.listed", False) for part in parts) and not any(reach.lists for reach in network.reaches):
             # No list yet: a later layer's list would open what this layer has closed.
-            result = replace(result, network=replace(result.network, outbound=False))
+            result = replace(result, policy=with_network(result.policy, OFFLINE))
     return result
 
 
-def narrowed(above: Effective, layer: Document, *, home: str) -> Effective:
+def narrowed(above: Effective, layer: Document, *, home: str, indexes: Iterable[str] = ()) -> Effective:
     """Return the policy `above`, narrowed by one layer."""
     policy = above.policy
     limits = _limits(policy.limits, layer)
@@ -78,9 +83,11 @@ def narrowed(above: Effective, layer: Document, *, home: str) -> Effective:
     programs = policy.programs.narrowed(
         allowed=layer.get("processes.commands"), denied=layer.get("processes.denied_commands", ()), shell=layer.get("processes.shell", True)
     )
-    requires = policy.requires | {Guarantee(name) for name in layer.get("requires", ())}
     name = f"{policy.name}+{layer.name}" if layer.settings else policy.name
-    network = above.network.narrowed(_network(layer))
+    network = policy.network.narrowed(network_of_layer(layer, indexes))
+    requires = policy.requires | {Guarantee(name) for name in layer.get("requires", ())} | implied(processes, limits, programs, network)
+    if not network.outbound:
+        network, requires = OFFLINE, requires - {Guarantee.EGRESS_ONLY}  # no-network says more
     return Effective(
         replace(
             policy,
@@ -89,14 +96,14 @@ def narrowed(above: Effective, layer: Document, *, home: str) -> Effective:
             processes=processes,
             limits=limits,
             programs=programs,
-            requires=requires | implied(processes, limits, programs),
+            requires=requires,
+            network=network,
             system=policy.system and processes,
             asks=policy.asks.narrowed(_asks(layer)),
         ),
-        network,
         above.validate or layer.get("code.validate", False),
         tuple(dict.fromkeys((*above.blocked, *layer.get("code.blocked", ())))),
-        (*above.warnings, *_warnings(layer)),
+        above.warnings,
     )
 
 
@@ -113,11 +120,6 @@ def _asks(layer: Document) -> AskRules:
         needs=(need,) if need is not None else (),
         elevate=layer.get("approvals.elevate"),
     )
-
-
-def _warnings(layer: Document) -> tuple[str, ...]:
-    asks = layer.get("network.outbound", False) or layer.get("network.inbound", False)
-    return (f"{layer.origin}: {NO_NETWORK}",) if asks else ()
 
 
 def _files(files: FileRules, layer: Document, home: str) -> FileRules:
@@ -143,16 +145,36 @@ def _limits(limits: Limits, layer: Document) -> Limits:
     return replace(limits, **changes)  # type: ignore[arg-type]  # `Limits` checks that whole numbers are whole
 
 
-def _network(layer: Document) -> NetworkRules:
+def network_of_layer(layer: Document, indexes: Iterable[str] = ()) -> NetworkRules:
     """Return the network rules of a layer. A layer without network settings restricts nothing."""
+    hosts, ports, groups = layer.get("network.hosts"), layer.get("network.ports"), layer.get("network.presets")
+    listed = HostList(
+        hosts or (),
+        tuple(map(read_request, layer.get("network.requests", ()))),
+        layer.get("network.uninspected", ()),
+        (*layer.get("network.opaque", ()), *opaque_of(hosts or (), ())),
+        layer.get("network.private", ()),
+    )
+    for name in groups or ():
+        listed = listed.joined(preset_hosts(name, indexes))
     return network_rules(
-        outbound=layer.get("network.outbound", True),
+        outbound=layer.get("network.outbound", True) and Guarantee.NO_NETWORK.value not in layer.get("requires", ()),
         inbound=layer.get("network.inbound", True),
-        hosts=layer.get("network.hosts"),
+        hosts=None if hosts is None and groups is None else listed.hosts,
         denied=layer.get("network.denied_hosts", ()),
-        ports=layer.get("network.ports"),
+        ports=ports,
+        requests=listed.requests,
+        uninspected=listed.uninspected,
+        opaque=listed.opaque,
+        private=listed.private,
         localhost=layer.get("network.localhost", True),
     )
+
+
+def asks_for_network(layer: Document) -> bool:
+    """Return whether a document says `network.outbound = true`, itself or by the preset that it extends."""
+    base = layer.get("extends")
+    return bool(layer.get("network.outbound", base is not None and preset(base).get("network.outbound", False)))
 
 
 def intersection(ours: Iterable[PathPattern], theirs: Iterable[PathPattern], origin: str) -> tuple[PathPattern, ...]:

@@ -1,6 +1,7 @@
 """Preset policies: the three tiers of trust, and the needs of common agents. Each is a document as a user would write it.
 
-Like every layer, a preset can only restrict the policy above it; `high` restricts nothing. A list of tools names the programs that the view
+Like every layer, a preset can only restrict the policy above it; `high` restricts nothing. A person who names `high` or `medium` asks for
+the network as well: every public host, and the hosts that are listed. A list of tools names the programs that the view
 shows. What these programs can do is limited by the files, network and processes that the preset permits.
 """
 
@@ -31,18 +32,18 @@ WORKING = (
 _TABLES: dict[str, dict[str, Any]] = {
     # The tiers. High is everything that the machine's own ceiling permits. Medium is for a user: the home directory, listed hosts, and
     # listed programs. Low is for untrusted code: scratch space, no network, and programs for reading.
-    "high": {"name": "high"},
+    "high": {"name": "high", "network": {"outbound": True}},
     "medium": {
         "name": "medium",
         "files": {"allowed": ["~"]},
-        "network": {"listed": True, "inbound": False},
+        "network": {"outbound": True, "listed": True, "inbound": False},
         "processes": {"commands": [*READING, *WORKING], "max": 1024},
         "limits": {"timeout_seconds": 3600, "memory_mb": 4096, "disk_mb": 4096},
     },
     "low": {
         "name": "low",
         "files": {"read": False, "write": False},
-        "network": {"outbound": False, "inbound": False, "localhost": False},
+        "network": {"outbound": False, "inbound": False},
         "processes": {"commands": list(READING), "max": 32},
         "limits": {"timeout_seconds": 30, "cpu_seconds": 30, "memory_mb": 256, "disk_mb": 64, "output_bytes": 100_000, "open_files": 256},
         "code": {"validate": True},

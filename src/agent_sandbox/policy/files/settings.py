@@ -10,6 +10,8 @@ from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.code.patterns import Rule
 from agent_sandbox.policy.hosts import canonical_pattern, canonical_port
 from agent_sandbox.policy.model import EFFECTS, LIFTABLE, NEEDS, Guarantee, check_command, check_one_of
+from agent_sandbox.policy.network import canonical_entry, read_request
+from agent_sandbox.policy.network_presets import PRESETS as NETWORKS
 from agent_sandbox.policy.paths import parse
 from agent_sandbox.policy.programs import check_name
 
@@ -70,6 +72,14 @@ def _any_of(known: tuple[str, ...], name: str) -> Callable[[str], object]:
     return lambda text: check_one_of(text, known, name)
 
 
+def _rule(text: str) -> object:
+    if not text or not set(text) <= _OF_IDS:
+        raise PolicyError(f"not the id of a rule: {text!r}", hint='write alert = ["email"]')
+    return text
+
+
+_RULES = r"^[a-z0-9-]+(?![\s\S])"
+_OF_IDS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-")
 _PATHS = r"^(~$|~/|/|\*\*/)(?!.*(^|/)\.\.(/|$))[^\\\u0000]*$"
 _COMMANDS = r"^[^/\u0000\\]+$"
 _HOSTS = r"^[^/\s\u0000]+(?![\s\S])"  # a strict end: unlike `$`, not before a final newline
@@ -97,18 +107,77 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("processes.denied_commands", Shape.TEXTS, "programs that may not be started", '["curl", "mkfs*"]', check_name, _COMMANDS),
     Setting("processes.max", Shape.COUNT, "processes and threads at once", "64"),
-    Setting("network.outbound", Shape.BOOL, "whether connections may be opened", "false"),
-    Setting("network.inbound", Shape.BOOL, "whether connections may be accepted", "false"),
+    Setting("network.outbound", Shape.BOOL, "whether connections may be opened; true opens the network in your own policy file", "true"),
+    Setting("network.inbound", Shape.BOOL, "whether connections may be accepted from outside; no sandbox does", "false"),
     Setting(
         "network.listed",
         Shape.BOOL,
         "whether only hosts that are named may be reached, here or in a file above; without names, none",
         "true",
     ),
-    Setting("network.hosts", Shape.TEXTS, "the hosts that may be reached; no others may", '["*.example.com"]', canonical_pattern, _HOSTS),
+    Setting(
+        "network.hosts",
+        Shape.TEXTS,
+        "the hosts that may be reached, with a port if only that is meant; no others may",
+        '["*.example.com", "db.example.com:5432"]',
+        canonical_entry,
+        _HOSTS,
+    ),
+    Setting(
+        "network.presets",
+        Shape.TEXTS,
+        "groups of hosts that may be reached, besides the listed ones",
+        '["packages"]',
+        _any_of(NETWORKS, "network preset"),
+        one_of=NETWORKS,
+    ),
     Setting("network.denied_hosts", Shape.TEXTS, "hosts that may not be reached", '["*.example.net"]', canonical_pattern, _HOSTS),
-    Setting("network.ports", Shape.COUNTS, "the ports that may be reached; no others may", "[443]", canonical_port, most=65535),
-    Setting("network.localhost", Shape.BOOL, "whether the sandbox's own loopback may be used", "true"),
+    Setting(
+        "network.ports",
+        Shape.COUNTS,
+        "the ports that may be reached at hosts without one of their own; default: 80 and 443",
+        "[443]",
+        canonical_port,
+        most=65535,
+    ),
+    Setting(
+        "network.requests",
+        Shape.TEXTS,
+        "the requests that a host may be sent; a host that no line names may be sent any",
+        '["GET,HEAD api.example.com/v1/*"]',
+        read_request,
+        r"^\s*(\*|[A-Za-z,]+)\s+[^\s?]+\s*$",
+    ),
+    Setting(
+        "network.uninspected",
+        Shape.TEXTS,
+        "hosts whose TLS is passed on unread, because they pin their certificate",
+        '["pinned.example.com"]',
+        canonical_pattern,
+        _HOSTS,
+    ),
+    Setting(
+        "network.opaque",
+        Shape.TEXTS,
+        "hosts with a port that may be sent any bytes, such as a database",
+        '["db.example.com:5432"]',
+        canonical_entry,
+        _HOSTS,
+    ),
+    Setting(
+        "network.private",
+        Shape.TEXTS,
+        "hosts that may lie on a private address; the addresses of metadata services are never reached",
+        '["index.example.com"]',
+        canonical_pattern,
+        _HOSTS,
+    ),
+    Setting("network.localhost", Shape.BOOL, "whether the sandbox's own loopback may be used; it always can be", "true"),
+    Setting("dlp.off", Shape.BOOL, "whether what leaves is not searched; true counts in your own file alone", "true"),
+    Setting("dlp.rules", Shape.TEXTS, "tables of rules of your own; not in a project's file", '["~/rules.toml"]', _path, _PATHS),
+    Setting("dlp.alert", Shape.TEXTS, "rules or kinds of rules that are only recorded", '["email"]', _rule, _RULES),
+    Setting("dlp.redact", Shape.TEXTS, "rules or kinds of rules whose text is replaced by asterisks", '["personal"]', _rule, _RULES),
+    Setting("dlp.block", Shape.TEXTS, "rules or kinds of rules that refuse the request", '["secret"]', _rule, _RULES),
     Setting("limits.timeout_seconds", Shape.NUMBER, "wall time of one run", "30.0"),
     Setting("limits.cpu_seconds", Shape.NUMBER, "processor time of one run", "60.0"),
     Setting("limits.memory_mb", Shape.COUNT, "memory of everything a run starts, in MiB", "256"),

@@ -1,0 +1,139 @@
+"""Secrets that a run uses and never sees: how a person writes them, and what the egress is given.
+
+Pure: the values come in by argument (`agent_sandbox.secret_values` reads them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agent_sandbox._fast.values import dataclass, field
+from agent_sandbox.errors import PolicyError
+from agent_sandbox.policy.hosts import canonical_pattern
+from agent_sandbox.policy.network import NetworkRules
+
+SHORTEST = 8  # characters of a value that can be told from chance in what comes back
+AUTHORIZATION = "authorization"
+SOURCES = ("env", "file", "command", "keyring")
+_HINT = "write NAME@api.example.com, NAME=file:PATH@api.example.com, or NAME@api.example.com+header:X-Api-Key"
+
+
+@dataclass(frozen=True)
+class Secret:
+    """A secret for some hosts. A run has a placeholder in the variable `name`; the egress puts the value in, on the way to these hosts.
+
+    `place` is where in a request: "authorization" (the field, also inside of basic authentication), "header:X-Api-Key", "query:key", or
+    "body:key" for a field of a form or of an object in JSON. At every other place, and towards every other host, the placeholder is
+    refused.
+
+    `source` is where the value comes from: "env" is the caller's variable of the same name, "env:OTHER" another one, "file:PATH" the text
+    of a file outside the project, "command:LINE" what a program prints, "keyring:SERVICE/USER" the keyring of the system. Or give the
+    `value` itself, which no representation shows.
+
+    >>> Secret("GITHUB_TOKEN", ["api.github.com"])
+    Secret(name='GITHUB_TOKEN', hosts=('api.github.com',), place='authorization', source='env')
+    """
+
+    name: str
+    hosts: Sequence[str]
+    place: str = AUTHORIZATION
+    source: str = "env"
+    value: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if not (str(self.name).isascii() and str(self.name).isidentifier()):
+            raise PolicyError("the name of a secret is that of an environment variable", hint=_HINT)
+        if isinstance(self.hosts, str) or not self.hosts:
+            raise PolicyError(f"the secret {self.name} names no host", hint=_HINT)
+        hosts = tuple(canonical_pattern(each) for each in self.hosts)
+        if "*" in hosts:
+            raise PolicyError(f"the secret {self.name} is bound to every host", hint="name the hosts that may have it")
+        object.__setattr__(self, "hosts", hosts)
+        check_place(self.name, self.place)
+        kind, colon, rest = self.source.partition(":")
+        if kind not in SOURCES or (bool(rest) is not bool(colon)) or (kind != "env" and not rest):
+            raise PolicyError(f"the secret {self.name} comes from nowhere: {kind!r}", hint=f"a source is {', '.join(SOURCES)}; {_HINT}")
+        if kind == "keyring" and not all(rest.rpartition("/")):
+            raise PolicyError(f"the secret {self.name} names no entry of the keyring", hint=f"write {self.name}=keyring:SERVICE/USER@HOST")
+        if self.value is not None and not isinstance(self.value, str):
+            raise PolicyError(f"the value of the secret {self.name} is no text", hint="decode it first")
+
+    @classmethod
+    def read(cls, written: str) -> Secret:
+        """Return the secret that a text writes: NAME[=SOURCE]@HOST[,HOST…][+PLACE]. Raises `PolicyError`, which does not quote the text.
+
+        >>> Secret.read("KEY=file:/etc/key@api.example.com+header:X-Api-Key").place
+        'header:X-Api-Key'
+        """
+        front, at, back = written.rpartition("@")
+        name, equals, source = front.partition("=")
+        hosts, plus, place = back.partition("+")
+        if not at or not name.isidentifier():  # it may be a value that somebody wrote down, so it is not shown
+            raise PolicyError("--secret takes the name of a variable and hosts", hint=_HINT)
+        if (equals and not source) or (plus and not place):
+            raise PolicyError(f"the secret {name} is not written out", hint=_HINT)
+        return cls(name, tuple(each for each in hosts.split(",") if each), place or AUTHORIZATION, source or "env")
+
+
+@dataclass(frozen=True)
+class BoundSecret:
+    """A secret, what the sandbox sees instead, and where the value may go: see `Secret`.
+
+    A place that is a field of the head then takes no other credential.
+    """
+
+    name: str
+    placeholder: str
+    value: str = field(repr=False)
+    hosts: tuple[str, ...] = ()
+    place: str = AUTHORIZATION
+
+    def __post_init__(self) -> None:
+        check_place(self.name, self.place)
+        if not self.hosts:
+            raise PolicyError(f"the secret {self.name} is bound to no host", hint=_HINT)
+        if len(self.value) < SHORTEST or not (self.value.isascii() and self.value.isprintable()):
+            raise PolicyError(
+                f"the secret {self.name} cannot be put into requests",
+                hint=f"a value has at least {SHORTEST} characters, all printable ASCII",
+            )
+
+    @property
+    def header(self) -> bytes:
+        """The name of the field that the value goes into; empty if it goes elsewhere."""
+        kind, _, name = self.place.partition(":")
+        return b"authorization" if self.place == AUTHORIZATION else name.lower().encode() if kind == "header" else b""
+
+    def named(self, kind: str) -> str:
+        """Return the name of the query's or the body's field that the value goes into; empty if it goes elsewhere."""
+        own, _, name = self.place.partition(":")
+        return name if own == kind else ""
+
+
+def new_placeholder(name: str, random: bytes) -> str:
+    """Return a placeholder that occurs nowhere else: the name of the secret, and at least 12 random bytes."""
+    return f"agent-sandbox-secret-{name.lower().replace('_', '-').strip('-')}-{random.hex()}"
+
+
+def check_place(secret: str, place: str) -> None:
+    """Raise `PolicyError` if a secret cannot be put at this place."""
+    kind, _, name = place.partition(":")
+    if place != AUTHORIZATION and (kind not in ("header", "query", "body") or not name or not name.isascii()):
+        raise PolicyError(
+            f"the secret {secret} is bound to no place: {place!r}", hint="a place is authorization, header:NAME, query:NAME or body:NAME"
+        )
+
+
+def check_bound(secrets: Sequence[Secret], rules: NetworkRules) -> None:
+    """Raise `PolicyError` if a secret is bound to a host that the rules do not let a run reach, or that passes unread."""
+    for number, secret in enumerate(secrets):
+        if any(other.name == secret.name for other in secrets[:number]):
+            raise PolicyError(f"the secret {secret.name} is there twice", hint=f"bind it once: {secret.name}@HOST,HOST")
+        for host in secret.hosts:
+            if why := rules.objection(host):
+                raise PolicyError(
+                    f"the secret {secret.name} is bound to {host}, which it does not open: {why}", hint=f"add --network {host}"
+                )
+            if rules.passes_uninspected(host):
+                why = f"the secret {secret.name} is bound to {host}, whose TLS is passed on unread, so nothing can be put in"
+                raise PolicyError(why, hint="take the mark +uninspected away")

@@ -1,0 +1,43 @@
+"""What the search of everything that leaves a run does about what it finds: the part of it that policies decide.
+
+A person may turn the search off or make it milder; another layer of a policy only makes it stricter. The user's own secrets, and what
+cannot be looked through, are always refused.
+"""
+
+from __future__ import annotations
+
+from agent_sandbox._fast.values import dataclass, replace
+from agent_sandbox.errors import PolicyError
+
+KINDS = ("secret", "personal")
+ACTIONS = ("alert", "redact", "ask", "block")  # from the mildest to the strictest
+SAID = ("alert", "redact", "block")  # in policy files; nobody can be asked while a request waits
+
+
+@dataclass(frozen=True)
+class SearchRules:
+    """Actions for rules of the search, by their ids or by a kind.
+
+    `actions` replace those of the tables of rules, and `floor` are the mildest that may be. `tables` are paths of the user's own tables.
+    """
+
+    off: bool = False
+    actions: tuple[tuple[str, str], ...] = ()
+    floor: tuple[tuple[str, str], ...] = ()
+    tables: tuple[str, ...] = ()
+
+    def action(self, rule: str, kind: str, own: str) -> str:
+        """Return the action for a rule of a kind, whose table says `own`."""
+        said = dict(self.actions)
+        chosen = said.get(rule) or said.get(kind) or own
+        return max([chosen, *(action for name, action in self.floor if name in (rule, kind))], key=ACTIONS.index)
+
+    def narrowed(self, other: SearchRules) -> SearchRules:
+        """Return rules that are at least as strict as the floors of both. The other ones turn nothing off."""
+        return replace(self, floor=tuple(dict.fromkeys((*self.floor, *other.floor)))) if other.floor else self
+
+    def check_names(self, known: frozenset[str]) -> None:
+        """Raise `PolicyError` if an action is for a rule that is not among the known ones."""
+        for name, _ in (*self.actions, *self.floor):
+            if name not in known and name not in KINDS:
+                raise PolicyError(f"dlp: there is no rule {name!r}", hint=f"name a rule by its id, or a kind: {', '.join(KINDS)}")
