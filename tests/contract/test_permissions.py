@@ -21,7 +21,6 @@ from agent_sandbox import (
     ProcessPermission,
     Sandbox,
     SandboxConfig,
-    SandboxWarning,
     create_sandbox,
 )
 from agent_sandbox.assembly import here
@@ -173,8 +172,7 @@ def test_what_the_runtime_cannot_enforce_is_an_error() -> None:
         Sandbox(permissions=PermissionSet([ProcessPermission(True)]), runtime="wasm")
 
 
-def test_a_network_is_not_there_whatever_is_asked_for() -> None:
-    asking = PermissionSet([NetworkPermission(allow_outbound=True, allow_inbound=True, allow_localhost=True)])
-    with pytest.warns(SandboxWarning, match="none for sandboxes"):
-        found = told(asking, "import json, socket; print(json.dumps([name for _, name in socket.if_nameindex()]))")
+def test_there_is_no_interface_but_the_sandboxs_own_loopback_whatever_is_permitted() -> None:
+    permitted = PermissionSet([NetworkPermission(allow_outbound=True, allow_localhost=True)])
+    found = told(permitted, "import json, socket; print(json.dumps([name for _, name in socket.if_nameindex()]))")
     assert found == ["lo"]

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
-from agent_sandbox.kernel import cgroups, ids, landlock, mount_plan, mount_steps, namespaces, notify, seccomp, usage, wire
+from agent_sandbox.kernel import cgroups, doors, ids, landlock, mount_plan, mount_steps, namespaces, notify, seccomp, usage, wire
 from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.kernel.init import Watch, watch_over
 from agent_sandbox.kernel.mount_tools import MountedBelow, Site
@@ -86,7 +86,9 @@ def become_init(seat: Seat, identity: Identity, program: Program) -> NoReturn:
         plan = mount_plan.decode(request["plan"])
         site, layers = _build_view(identity, plan)
         notes = site.notes
-        nameservers = notify.open_nameservers(notes) if request["observe"] else notify.Nameservers()
+        outlets = doors.open_doors(request["network"], doors.make_trust_directory()) if request["network"] else doors.Doors()
+        answered = request["observe"] and not request["network"]  # with a network, the resolver of the egress answers
+        nameservers = notify.open_nameservers(notes) if answered else notify.Nameservers()
         rules = _rules(request, plan, site)
         if rules.left_out:  # the second wall behind the view: gaps of this kernel's Landlock are always reported
             notes.append(f"the Landlock of this kernel does not enforce: {', '.join(rules.left_out)}")
@@ -100,10 +102,11 @@ def become_init(seat: Seat, identity: Identity, program: Program) -> NoReturn:
             _become_guest(seat, program, request, stdio, farewell_writer, rules, gated=plan.code is not None)
         wire.close_all((*stdio, seat.payload.detach(), *([] if farewell_writer is None else [farewell_writer])))
         watch = Watch(guest, request, layers, [step.target for step in plan.steps if isinstance(step, mount_plan.Tmpfs)], farewell_reader)
-        passed = [*([layers] if request["readable"] else []), *nameservers.sockets, *([master] if master is not None else [])]
+        opened = [*nameservers.sockets, *outlets.all, *([] if master is None else [master])]
         ready = {"kind": "ready", "notes": notes, "asked": len(nameservers.sockets), "search": nameservers.search}
-        wire.send(seat.control, {**ready, "shares_proc": site.shares_proc}, passed)
-        wire.close_all((*nameservers.sockets, *([] if master is None else [master])))
+        ready["doors"] = outlets.counts
+        wire.send(seat.control, {**ready, "shares_proc": site.shares_proc}, [*([layers] if request["readable"] else []), *opened])
+        wire.close_all(opened)
         sc.prctl(sc.PR_SET_NO_NEW_PRIVS, 1)
         watch_over(watch, seat.control, seat.keeper, seat.supervisor)
     except EOFError:

@@ -9,6 +9,7 @@ IDS = 65536  # size of the id range of a guest started by root
 # Start of the range: above every range that distributions and systemd hand out, below the overflow of a signed 32-bit id. All guests share
 # it: layers on disk carry these ids, and guests cannot see one another's processes or files anyway.
 FIRST_ID = 0x70000000
+EGRESS_ID = FIRST_ID + IDS  # of an egress process started by root: no user and no guest has it
 
 
 def write_maps(pid: int | str, *, uid_map: str, gid_map: str, deny_setgroups: bool) -> None:

@@ -22,6 +22,8 @@ from agent_sandbox.kernel import syscalls
 RIGHTS: dict[str, tuple[int, int]] = {
     "EXECUTE": (1 << 0, 1),
     "WRITE_FILE": (1 << 1, 1),
+    "READ_FILE": (1 << 2, 1),
+    "READ_DIR": (1 << 3, 1),
     "REMOVE_DIR": (1 << 4, 1),
     "REMOVE_FILE": (1 << 5, 1),
     "MAKE_CHAR": (1 << 6, 1),

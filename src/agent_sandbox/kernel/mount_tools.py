@@ -294,6 +294,15 @@ def _make_parent(layer: str, lower: str, path: str) -> bool:
     return True
 
 
+def link_over(place: str, real: str, to: str, shift: int) -> None:
+    """Make a link in a mask layer that covers a regular file. A file that has gone, or is hidden by a mask, is left as it is."""
+    with suppress(FileNotFoundError, FileExistsError, NotADirectoryError):
+        if stat.S_ISREG(os.lstat(real).st_mode):
+            os.symlink(to, place)
+            if shift:
+                os.lchown(place, shift, shift)
+
+
 def copy_entry(source: int, entry: str, place: str, shift: int) -> None:
     """Copy one entry below a directory: an empty directory, a regular file or a symlink. Follows no link: names may change meanwhile."""
     resolve = sc.RESOLVE_BENEATH | sc.RESOLVE_NO_SYMLINKS | sc.RESOLVE_NO_MAGICLINKS

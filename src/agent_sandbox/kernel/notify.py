@@ -27,6 +27,7 @@ from contextlib import suppress
 from agent_sandbox._fast.values import dataclass
 from agent_sandbox.kernel import seccomp, syscall_rules
 from agent_sandbox.kernel import syscalls as sc
+from agent_sandbox.kernel.doors import OWN_ADDRESS, RESOLVER_PORT, give_loopback
 from agent_sandbox.kernel.syscalls import AT_FDCWD, check, libc
 from agent_sandbox.kernel.wire import HEARD, LISTENING
 
@@ -41,8 +42,6 @@ _CHANGES = """
 """
 CALLS = (*OPENS, *EXECUTES, *ADDRESSES, *_CHANGES.split())
 
-RESOLVER_PORT = 53
-OWN_ADDRESS = "198.18.0.1"  # so that a program that lists the machine's address families finds one
 _RESOLV_CONF = "/etc/resolv.conf"
 _MOST_NAMESERVERS = 3  # as in the C library
 
@@ -151,7 +150,7 @@ def open_nameservers(notes: list[str]) -> Nameservers:
     servers, search = configured()
     sockets: list[int] = []
     try:
-        _give_loopback(OWN_ADDRESS)
+        give_loopback(OWN_ADDRESS)
         for address in dict.fromkeys(("127.0.0.1", *servers)):
             with suppress(OSError):  # an address family that this kernel lacks
                 sockets.append(_listen_at(address))
@@ -163,7 +162,7 @@ def open_nameservers(notes: list[str]) -> Nameservers:
 def _listen_at(address: str) -> int:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     if not address.startswith("127."):
-        _give_loopback(address)
+        give_loopback(address)
     sock = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
     try:
         sock.bind((address, RESOLVER_PORT))
@@ -171,21 +170,6 @@ def _listen_at(address: str) -> int:
         sock.close()
         raise
     return sock.detach()
-
-
-def _give_loopback(address: str) -> None:
-    """Add one address to the loopback device: rtnetlink(7), RTM_NEWADDR. Nothing else becomes reachable. Raises OSError."""
-    family, length = (socket.AF_INET6, 128) if ":" in address else (socket.AF_INET, 32)
-    raw = socket.inet_pton(family, address)
-    body = struct.pack("=BBBBI", family, length, 0, 0, socket.if_nametoindex("lo"))
-    body += b"".join(struct.pack("=HH", 4 + len(raw), kind) + raw for kind in (1, 2))  # IFA_ADDRESS, IFA_LOCAL
-    # RTM_NEWADDR; NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE
-    header = struct.pack("=IHHII", 16 + len(body), 20, 0x1 | 0x4 | 0x400, 1, 0)
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as link:
-        link.send(header + body)
-        (code,) = struct.unpack_from("=i", link.recv(4096), 16)
-    if code not in (0, -errno.EEXIST):
-        raise OSError(-code, os.strerror(-code))
 
 
 def configured() -> tuple[list[str], tuple[str, ...]]:

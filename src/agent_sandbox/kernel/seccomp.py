@@ -14,6 +14,7 @@ import ctypes
 import errno
 import functools
 import struct
+from collections.abc import Mapping
 
 from agent_sandbox._fast.values import dataclass
 from agent_sandbox.errors import RuntimeUnavailable
@@ -89,6 +90,16 @@ def compile_filter(
     answers = tuple(
         (name, number, _answer(name, processes=processes, execute=execute, system=system, gated=gated)) for number, name in numbers
     )
+    return _assembled(machine, answers)
+
+
+def compile_only(rules: Mapping[str, Rule | None], *, machine: str = syscalls.MACHINE) -> Program:
+    """Return a filter that allows only these calls, each under its rule, and refuses all others with EPERM. For processes of ours."""
+    numbers = sorted((number, name) for name, number in syscall_rules.numbers(machine).items())
+    return _assembled(machine, tuple((name, number, FilterAction(rules.get(name, ()))) for number, name in numbers))
+
+
+def _assembled(machine: str, answers: tuple[tuple[str, int, FilterAction], ...]) -> Program:
     search = _search(_ranges({number: answer for _, number, answer in answers}))
     code = [
         _load(_ARCHITECTURE),

@@ -51,6 +51,8 @@ REPORT_BYTES = 2 << 20  # kept of such a report
 SCRIPTS = "/run/sandbox"
 PYTHON, JAVASCRIPT = "main.py", "main.js"
 SCRIPT = f"{SCRIPTS}/{PYTHON}"
+# Where the view of a run with a network holds the certificates to trust. Private to the run, and gone with it.
+TRUST = "/run/agent-sandbox"
 
 # Header of a message between the supervisor and a running program that it serves: the length of the body, and the number of the question.
 TALK = struct.Struct("!IQ")
@@ -58,7 +60,7 @@ HELLO = TALK.pack(0, 0)  # the guest's first message: it has everything it needs
 
 _LENGTH = struct.Struct("!I")
 _CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
-_MAX_DESCRIPTORS = 16
+_MAX_DESCRIPTORS = 128
 
 
 def send(sock: socket.socket, value: Any, descriptors: Sequence[int] = ()) -> None:

@@ -17,6 +17,7 @@ from agent_sandbox.policy.model import Guarantee, Limits
 if TYPE_CHECKING:
     from typing import Any
 
+    from agent_sandbox.kernel.doors import Doors
     from agent_sandbox.runtime.observe import SeenAttempt
     from agent_sandbox.runtime.router.model import Feature
 
@@ -174,11 +175,13 @@ class Confined:
     """A guest that is confined and waits for its program.
 
     `process` is the pid of a process in the guest's namespaces, given for launches with `inspect`; `/proc/PID/root` shows the guest's
-    files. `layers` is a descriptor of the guest's upper layers, open as long as the guest; None when nothing can be written.
+    files. `layers` is a descriptor of the guest's upper layers, open as long as the guest; None when nothing can be written. `doors` are
+    those of a launch with `network`; their receiver closes them.
     """
 
     process: int | None
     layers: int | None
+    doors: Doors | None = None
 
 
 @dataclass(frozen=True)
@@ -207,6 +210,7 @@ class Launch:
     deterministic: int | None = None  # the seed of a run that requires DETERMINISTIC; None for other runs
     watch_inputs: bool = False  # fill `Completed.inputs`; only in a deterministic run
     observe: bool = False  # fill `Completed.observed`
+    network: tuple[int, ...] = ()  # the ports at which connections to any address arrive at `Confined.doors`; empty for no network
     on_output: Callable[[str, bytes], None] | None = None
     collect: bool = True
     inspect: bool = False  # `on_ready` needs a process in the guest's namespaces

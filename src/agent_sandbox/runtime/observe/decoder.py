@@ -14,7 +14,8 @@ import struct
 from collections.abc import Iterator
 
 from agent_sandbox.kernel import syscalls as sc
-from agent_sandbox.kernel.notify import EXECUTES, OPENS, RESOLVER_PORT, Call
+from agent_sandbox.kernel.doors import RESOLVER_PORT
+from agent_sandbox.kernel.notify import EXECUTES, OPENS, Call
 from agent_sandbox.runtime.observe import CONNECT, EXECUTE, LISTEN, READ, WRITE
 from agent_sandbox.runtime.observe.fake_dns import FakeDns
 

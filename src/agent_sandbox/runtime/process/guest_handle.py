@@ -18,16 +18,7 @@ from contextlib import suppress
 from agent_sandbox._fast.values import TYPE_CHECKING, assert_never, replace
 from agent_sandbox.errors import LaunchFailed, Overtaken, RuntimeUnavailable
 from agent_sandbox.kernel import cgroups, ids, mount_plan, wire
-from agent_sandbox.kernel.wire import (
-    GO,
-    HERE,
-    JAVASCRIPT,
-    MAPPED,
-    ORDER,
-    PYTHON,
-    SCRIPTS,
-    SIGNAL,
-)
+from agent_sandbox.kernel.wire import GO, HERE, JAVASCRIPT, MAPPED, ORDER, PYTHON, SCRIPTS, SIGNAL
 from agent_sandbox.policy.model import Guarantee
 from agent_sandbox.runtime.base import Argv, Completed, Exit, ExitReason, Hosted, JavaScriptCode, Launch, PythonCode, Script, Usage
 from agent_sandbox.runtime.guest_rpc.server import Conversation
@@ -37,6 +28,7 @@ from agent_sandbox.runtime.process.zygote import GuestLine, Zygote
 if TYPE_CHECKING:
     from typing import Any
 
+    from agent_sandbox.kernel.doors import Doors
     from agent_sandbox.runtime.observe.observer import Observer
 
 
@@ -68,6 +60,7 @@ def request_for(launch: Launch, inner_root: str = "") -> dict[str, Any]:
         "readable": launch.writable,  # whether the written files will be read back
         "farewell": bool(inner_root),  # our process outlives the program inside, and reports its end
         "observe": launch.observe,
+        "network": launch.network,
         "scratch": None if launch.writable else [*(inner_root + path for path in SCRATCH), *DEVICES],
         "tmp": f"{inner_root}/tmp",
         "executables": None if launch.processes or not native else list(launch.executables),
@@ -113,6 +106,7 @@ class ProcessGuest:
         self._refused: int | None = None  # the exit code of a program that could not be started
         self._messages: dict[str, dict[str, Any]] = {}
         self._terminal: int | None = None
+        self.doors: Doors | None = None  # until somebody takes them
         self._killed = ""
         self._waker: int | None = None
         self._talk: Conversation | None = None
@@ -257,6 +251,10 @@ class ProcessGuest:
         if self.launch.writable:
             self.layers = descriptors.pop(0)
         asked, descriptors = descriptors[: message["asked"]], descriptors[message["asked"] :]
+        if self.launch.network:
+            from agent_sandbox.kernel.doors import Doors  # few runs have a network
+
+            self.doors = Doors.received(message["doors"], descriptors)
         self._terminal = descriptors.pop() if descriptors else None
         self.notes = tuple(message["notes"])
         if self.launch.observe:
@@ -517,6 +515,8 @@ class ProcessGuest:
         if self._observer is not None:
             self._observer.close()
         self._line.close()
+        if self.doors is not None:
+            self.doors.close()
         left = [fd for fd in (self.layers, self._full, self._terminal, self._stdin, *self._outputs.values()) if fd is not None]
         self.layers, self._full, self._terminal, self._stdin, self._outputs = None, None, None, None, {}
         wire.close_all(left)

@@ -32,7 +32,7 @@ SIZE = 16 * MIB
 LIMITS = Limits(wall_seconds=20, cpu_seconds=20, memory_bytes=512 * MIB, disk_bytes=SIZE)
 
 # The guest needs nothing of the machine for this: an interpreter forked from a zygote is already in memory.
-_LOOK_AROUND = """
+_SETUP = """
 import os, socket
 def refused(deed):
     try:
@@ -40,6 +40,8 @@ def refused(deed):
     except OSError:
         return True
     return False
+"""
+_LOOK_AROUND = """
 print("files-confined", sorted(os.listdir("/")) == ["dev", "proc", "run", "tmp", "usr"] and refused(lambda: open("/usr/probe", "w")))
 print("no-network", [name for _, name in socket.if_nameindex()] == ["lo"])
 print("no-new-processes", refused(os.fork))
@@ -53,13 +55,22 @@ places = ("/tmp", "/run", "/dev/shm", "/usr", "/proc", "/")
 sealed = refused(lambda: open("/proc/self/mem", "r+b")) and refused(lambda: os.memfd_create("probe"))
 print("programs-confined", sealed and all(os.statvfs(place).f_flag & os.ST_NOEXEC for place in places))
 """
+# This part runs in a guest with one door, at which nobody answers.
+_LOOK_FOR_DOORS = """
+def connect(port):
+    with socket.create_connection(("192.0.2.1", port), 5):
+        return True
+only_loopback = [name for _, name in socket.if_nameindex()] == ["lo"]
+print("egress-only", only_loopback and connect(80) and refused(lambda: connect(81)))
+"""
+_NETWORK_PACKAGES = ("cryptography", "h2")
 
 
 def probe(runtime: ProcessRuntime) -> Support:
     """Launch a guest that tests its own confinement, and return the guarantees that hold. Never raises."""
     try:
         gated = landlock.abi() >= landlock.FIRST_USABLE
-        look = trial(_LOOK_AROUND + _LOOK_FOR_CODE) if gated else trial(_LOOK_AROUND)
+        look = trial(_SETUP + _LOOK_AROUND + (_LOOK_FOR_CODE if gated else ""))
         with runtime.launch(
             replace(look, root=replace(look.root, steps=(*look.root.steps, ExecutableFiles(())))) if gated else look
         ) as guest:
@@ -73,7 +84,25 @@ def probe(runtime: ProcessRuntime) -> Support:
         said = completed.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         why = f"the guest that was to look around ended with {completed.exit.code} ({completed.exit.reason.value}): {said}"
         return Support(runtime.traits.name, frozenset(), {Guarantee.FILES_CONFINED.value: why})
-    return _support(runtime.traits.name, seen)
+    support = _support(runtime.traits.name, seen)
+    why = _without_doors(runtime)
+    if not why:
+        return replace(support, guarantees=support.guarantees | {Guarantee.EGRESS_ONLY})
+    return replace(support, missing={**support.missing, Guarantee.EGRESS_ONLY.value: why})
+
+
+def _without_doors(runtime: ProcessRuntime) -> str:
+    """Return why no run can have a network here; empty if one can. Launches a guest that looks for its door."""
+    from importlib.util import find_spec  # only to probe
+
+    if lacking := [name for name in _NETWORK_PACKAGES if find_spec(name) is None]:
+        return f"{' and '.join(lacking)} is missing (the extra `network`): pip install {' '.join(lacking)}"
+    try:
+        with runtime.launch(replace(trial(_SETUP + _LOOK_FOR_DOORS), network=(80,))) as guest:
+            completed = guest.wait()
+    except (SandboxError, OSError) as error:
+        return str(error)
+    return "" if completed.stdout == b"egress-only True\n" else "a live guest saw that it does not hold"
 
 
 def trial(code: str) -> Launch:
@@ -106,6 +135,10 @@ def _support(name: str, seen: dict[str, str]) -> Support:
                 why = "a /proc of its own is refused here, so it sees the processes around it"
                 other = "a live guest saw that it does not hold"
                 missing[guarantee.value] = why if guarantee is Guarantee.PROCESSES_INVISIBLE else other
+    if Guarantee.NO_NETWORK in given:  # it has no interface but its own loopback, so only what listens there can take it further
+        given.add(Guarantee.EGRESS_ONLY)
+    else:
+        missing[Guarantee.EGRESS_ONLY.value] = missing[Guarantee.NO_NETWORK.value]
     enforced, reasons = probes.control_group()
     if "memory" in enforced:
         given.add(Guarantee.MEMORY_HARD)

@@ -26,6 +26,7 @@ GUARANTEES = frozenset(
     {
         Guarantee.FILES_CONFINED,
         Guarantee.NO_NETWORK,
+        Guarantee.EGRESS_ONLY,
         Guarantee.NO_NEW_PROCESSES,
         Guarantee.PROGRAMS_CONFINED,
         Guarantee.PROCESSES_INVISIBLE,
@@ -132,7 +133,8 @@ class ProcessRuntime:
             guest = self._make(launch)
         try:
             if launch.on_ready:
-                confined = Confined(guest.init, guest.layers)
+                confined = Confined(guest.init, guest.layers, guest.doors)
+                guest.doors = None
                 for tell in launch.on_ready:
                     tell(confined)
             guest.begin(launch)

@@ -40,7 +40,7 @@ TRAITS = Traits(
     name="wasm",
     cost=10,
     languages=_LANGUAGES,
-    guarantees=GUARANTEES | ONLY_HERE,
+    guarantees=GUARANTEES - {Guarantee.EGRESS_ONLY} | ONLY_HERE,  # no socket of a program inside reaches anything
     brings=_LANGUAGES,
     features=frozenset(),
     modules=MODULES,
@@ -170,7 +170,9 @@ class WasmRuntime:
                 ended = guest.wait().exit
             if ended.code != 0:
                 return _nothing(f"its interpreter ended with {ended.code}")
-            return proved(self, replace(support, runtime=TRAITS.name))
+            missing = {**support.missing, Guarantee.EGRESS_ONLY.value: "no program inside WebAssembly has a network"}
+            given = support.guarantees - {Guarantee.EGRESS_ONLY}
+            return proved(self, replace(support, runtime=TRAITS.name, guarantees=given, missing=missing))
         except (SandboxError, OSError) as error:
             return _nothing(str(error))
         finally:
@@ -187,6 +189,9 @@ class WasmRuntime:
                 missing=("native-programs",),
                 hint='use runtime="process"',
             )
+        if missing := tuple(sorted(each.value for each in launch.requires - TRAITS.guarantees)):
+            why = f"the wasm runtime cannot give: {', '.join(missing)}"
+            raise RuntimeUnavailable(why, missing=missing, hint='use runtime="process", or "auto", which chooses it')
         if why := self.objection(Demands.of(launch)):
             raise RuntimeUnavailable(f"the wasm runtime cannot do this: {why}", missing=("process-runtime",), hint='use runtime="process"')
         if launch.talk is not None and isinstance(launch.program, JavaScriptCode):

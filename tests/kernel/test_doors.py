@@ -1,0 +1,127 @@
+"""The doors of a guest's network namespace: every address leads there, and nothing else does."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Callable
+from typing import TypeVar
+
+import pytest
+
+from agent_sandbox.kernel import doors, namespaces
+from agent_sandbox.kernel import syscalls as sc
+from tests.kernel.children import in_child
+
+T = TypeVar("T")
+
+
+def in_namespace(act: Callable[[], T]) -> T:
+    """Return what `act` returns, done in a child with an empty network namespace. Skips where none can be made."""
+
+    def live() -> tuple[T] | OSError:
+        try:
+            if os.geteuid() != 0:
+                namespaces.enter_own_user_namespace()
+            sc.unshare(sc.CLONE_NEWNET)
+            namespaces.raise_loopback()
+        except OSError as error:
+            return error
+        return (act(),)
+
+    done = in_child(live)
+    if isinstance(done, OSError):
+        pytest.skip(f"this host lets nobody make a network namespace: {done}")
+    return done[0]
+
+
+def connect(address: str, port: int) -> str:
+    """Return "connected", or the name of the error."""
+    try:
+        socket.create_connection((address, port), 30).close()
+    except OSError as error:
+        return errno.errorcode[error.errno or 0]
+    return "connected"
+
+
+ADDRESSES = ["93.184.215.14", "198.18.1.0", "10.0.0.1", "169.254.169.254", "127.0.0.1", "255.1.2.3", "2001:4860:4860::8888", "fd00::1"]
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_every_address_leads_to_the_listener_of_its_port_and_no_other_port_does(address: str) -> None:
+    def act() -> tuple[str, str, str, tuple[str, int]]:
+        before = connect(address, 443)
+        opened = doors.open_doors((80, 443))
+        (listener,) = [each for each in opened.listeners if socket.socket(fileno=os.dup(each)).getsockname()[1] == 443]
+        reached, other = connect(address, 443), connect(address, 444)
+        accepted, _ = socket.socket(fileno=listener).accept()
+        return before, reached, other, accepted.getsockname()[:2]
+
+    before, reached, other, wanted = in_namespace(act)
+    assert before != "connected", "the control: without doors, nobody is there"
+    assert (reached, other) == ("connected", "ECONNREFUSED")
+    assert wanted == (address if ":" in address else f"::ffff:{address}", 443), "the address that was wanted is known at the door"
+
+
+@pytest.mark.parametrize("server", ["127.0.0.1", "127.0.0.53", "10.255.255.53", "::1", "2001:db8::53"])
+def test_every_name_server_is_ours_and_answers_from_the_address_that_was_asked(server: str) -> None:
+    def act() -> tuple[bytes, str]:
+        opened = doors.open_doors((443,))
+        family = socket.AF_INET6 if ":" in server else socket.AF_INET
+        with socket.socket(family, socket.SOCK_DGRAM) as client:
+            client.connect((server, 53))  # a connected socket takes an answer from this address only
+            client.send(b"question")
+            resolver = next(sock for sock in (socket.socket(fileno=fd) for fd in opened.resolvers) if sock.family == family)
+            data, ancillary, _, sender = resolver.recvmsg(100, socket.CMSG_SPACE(64))
+            resolver.sendmsg([b"answer to " + data], ancillary, 0, sender)
+            client.settimeout(30)
+            return client.recv(100), client.getpeername()[0]
+
+    assert in_namespace(act) == (b"answer to question", server)
+
+
+def test_a_datagram_to_any_other_port_is_refused_at_once() -> None:
+    def act() -> str:
+        doors.open_doors((443,))
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+            client.settimeout(30)
+            client.connect(("93.184.215.14", 443))
+            client.send(b"QUIC")
+            try:
+                return client.recv(1).hex()
+            except OSError as error:
+                return errno.errorcode[error.errno or 0]
+
+    assert in_namespace(act) == "ECONNREFUSED"
+
+
+def test_a_door_whose_holder_has_gone_refuses_at_once() -> None:
+    def act() -> tuple[str, str]:
+        opened = doors.open_doors((443,))
+        before = connect("93.184.215.14", 443)
+        for each in opened.all:
+            os.close(each)
+        return before, connect("93.184.215.14", 443)
+
+    assert in_namespace(act) == ("connected", "ECONNREFUSED")
+
+
+def test_a_server_of_the_guest_keeps_its_own_ports() -> None:
+    def act() -> tuple[str, str]:
+        doors.open_doors((80, 443))
+        with socket.create_server(("127.0.0.1", 8080)) as own:
+            return connect("127.0.0.1", 8080), str(own.getsockname()[1])
+
+    assert in_namespace(act) == ("connected", "8080")
+
+
+def test_too_many_ports_are_refused() -> None:
+    def act() -> str:
+        try:
+            doors.open_doors(tuple(range(2000, 2001 + doors.MOST_PORTS)))
+        except OSError as error:
+            return str(error)
+        return ""
+
+    assert "at most 100" in in_namespace(act)
