@@ -1,0 +1,66 @@
+"""Addresses: which of those that a name resolves to may be dialled.
+
+A public name may resolve to an address inside the machine or its network, by mistake or by somebody's design. Only addresses that are
+public are dialled, unless the policy names the address itself. All answers are judged: one that is not public refuses the name, because
+a mixture is how such a design looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+
+_TRANSLATED = (IPv6Network("64:ff9b::/96"), IPv6Network("64:ff9b:1::/48"))  # IPv4 inside IPv6, by NAT64
+_METADATA = frozenset(map(ip_address, ("169.254.169.254", "169.254.170.2", "fd00:ec2::254", "100.100.100.200", "168.63.129.16")))
+
+
+def canonical_address(text: str) -> IPv4Address | IPv6Address:
+    """Return an address in the one form that is judged and dialled: an IPv4 address that is written inside IPv6 is that IPv4 address.
+
+    Raises ValueError for anything else, such as a scope (`fe80::1%eth0`).
+    """
+    if "%" in text:
+        raise ValueError(f"an address with a scope: {text}")
+    address = ip_address(text)
+    if isinstance(address, IPv4Address):
+        return address
+    embedded = address.ipv4_mapped or address.sixtofour or (address.teredo[1] if address.teredo else None)
+    if embedded is None and any(address in network for network in _TRANSLATED):
+        embedded = IPv4Address(int(address) & 0xFFFFFFFF)
+    if embedded is None and int(address) >> 32 == 0 and int(address) > 0xFFFF:  # the deprecated ::a.b.c.d
+        embedded = IPv4Address(int(address))
+    return embedded or address
+
+
+def objection(address: IPv4Address | IPv6Address) -> str:
+    """Return why an address is not dialled; empty if it is public."""
+    if address in _METADATA:
+        return "it is the address of the machine's metadata service"
+    if address.is_loopback or address.is_unspecified:
+        return "it is this machine"
+    if address.is_link_local:
+        return "it is link-local"
+    if address.is_multicast or address.is_reserved or not address.is_global:
+        return "it is not public"
+    return ""
+
+
+def dialled(answers: Iterable[str], *, named: Iterable[str] = (), private: bool = False) -> tuple[tuple[str, ...], str]:
+    """Return the addresses of a name that may be dialled, in order, and else why none may be.
+
+    `named` are addresses that the policy names. `private` says that the policy allows this name on private addresses; even then no
+    loopback, link-local or metadata address is dialled.
+    """
+    allowed = {canonical_address(each) for each in named}
+    good: list[str] = []
+    for text in answers:
+        try:
+            address = canonical_address(text)
+        except ValueError:
+            return (), f"it resolves to {text}, which is no plain address"
+        why = objection(address)
+        if why and address not in allowed and not (private and address.is_private and why == "it is not public"):
+            return (), f"it resolves to {address}, and {why}"
+        if str(address) not in good:
+            good.append(str(address))
+    return tuple(good), "" if good else "it has no address"

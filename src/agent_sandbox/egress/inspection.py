@@ -1,0 +1,270 @@
+"""The inspection of what leaves: secrets, personal data, and placeholders at a wrong place.
+
+A search's rules say what is done: `block` and `ask` refuse, `redact` replaces the found text by as many asterisks, `alert` only records.
+Nobody can be asked while a request waits, so `ask` refuses here; so does `redact` of something encoded. A body is held until it has been
+searched to its end, or, if it is longer than `HELD`, goes on behind the search: what has gone on is incomplete when something is found
+then, and never becomes complete. What cannot be looked through is refused. Findings are recorded by rule and place, without the value.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Any
+
+from agent_sandbox.egress.dlp.own_secrets import OwnSecrets
+from agent_sandbox.egress.dlp.scanner import Finding, Scanner, Search
+from agent_sandbox.egress.http1 import Fields
+from agent_sandbox.egress.rules import FlowRefused
+
+HELD = 256 << 10  # bytes of a body that are searched before the first of them goes on
+MOST_COMPRESSED, MOST_DECOMPRESSED = 1 << 20, 8 << 20  # of a body that says it is compressed
+_FEW_BYTES = 64  # that are unpacked in one step, where a step has no bound of its own
+_STREAM_TAIL = 8 << 10  # bytes of an opaque stream that are searched again with what follows them
+_CLEAN_TEXTS = 512  # that are remembered as clean
+_REFUSING = ("block", "ask")
+_PLACEHOLDER = "placeholder of "
+
+
+class Inspection:
+    """What one run searches for. `placeholders` are the names and placeholders of the secrets that the broker holds."""
+
+    def __init__(self, search: Search | None, placeholders: Iterable[tuple[str, str]], key: bytes) -> None:
+        held = tuple(placeholders)
+        misplaced = Search.of((), OwnSecrets.of((_PLACEHOLDER + name, placeholder) for name, placeholder in held), key) if held else None
+        self._searches = tuple(each for each in (misplaced, search) if each is not None)
+        self._clean: OrderedDict[bytes, None] = OrderedDict()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is searched for."""
+        return not self._searches
+
+    def head(self, target: bytes, fields: Fields, notes: list[str]) -> tuple[bytes, Fields]:
+        """Return the target and the fields of a request, redacted. Raises `FlowRefused`.
+
+        Clients send the same fields again and again; those that were found clean are not searched twice.
+        """
+        if not self._searches:
+            return target, fields
+        target = self._searched(target, "the address of the request", notes)
+        text = b"\n".join([b"%b: %b" % each for each in fields])
+        if text in self._clean:
+            self._clean.move_to_end(text)
+            return target, fields
+        before = len(notes)
+        searched = self._searched(text, "the head of the request", notes)
+        if searched != text:
+            fields = _split(searched, fields)
+        elif len(notes) == before:
+            self._clean[text] = None
+            if len(self._clean) > _CLEAN_TEXTS:
+                self._clean.popitem(last=False)
+        return target, fields
+
+    def name(self, name: str, notes: list[str]) -> None:
+        """Search a name that is about to be resolved: its labels, and the text they make together. Raises `FlowRefused`."""
+        text = f"{name}\n{name.replace('.', '')}".encode()
+        if not self._searches or text in self._clean:
+            return
+        if self._searched(text, "the name of the host", notes) != text:
+            raise FlowRefused(403, "the name of the host holds data that must not leave", withheld=True)
+        self._clean[text] = None
+        if len(self._clean) > _CLEAN_TEXTS:
+            self._clean.popitem(last=False)
+
+    def _searched(self, text: bytes, place: str, notes: list[str]) -> bytes:
+        findings = [finding for search in self._searches for finding in _all(search, text)]
+        for value in {text[start:end] for start, end in judge(findings, place, notes)} if findings else ():
+            text = text.replace(value, b"*" * len(value))
+        return text
+
+    def body(self, coding: bytes, notes: list[str]) -> BodyInspection | CompressedInspection | None:
+        """Return the inspection of a body with this content coding; None if nothing is searched for."""
+        if not self._searches:
+            return None
+        if coding.strip().lower() in (b"", b"identity"):
+            return BodyInspection(self._searches, notes)
+        return CompressedInspection(self._searches, coding.strip().lower(), notes)
+
+    def message(self, text: bytes, place: str, notes: list[str]) -> bytes:
+        """Return a whole message, redacted. Raises `FlowRefused`."""
+        return self._searched(text, place, notes) if self._searches else text
+
+    def stream(self, notes: list[str]) -> StreamInspection | None:
+        """Return the inspection of an opaque stream; None if nothing is searched for."""
+        return StreamInspection(self._searches, notes) if self._searches else None
+
+
+class BodyInspection:
+    """The inspection of one body. What it returns has been searched."""
+
+    def __init__(self, searches: tuple[Search, ...], notes: list[str]) -> None:
+        self._scanners = [Scanner(each) for each in searches]
+        self._notes = notes
+        self._held = bytearray()  # what has not gone on
+        self._gone = 0
+        self._redacted: set[bytes] = set()
+
+    def feed(self, piece: bytes) -> bytes:
+        """Take a piece of the body, and return what may go on. Raises `FlowRefused`."""
+        self._held += piece
+        self._judge([finding for scanner in self._scanners for finding in scanner.feed(piece)])
+        if self._gone == 0 and len(self._held) <= HELD:
+            return b""
+        cut = max(map(len, self._redacted), default=1) - 1  # what is replaced once is replaced wherever it stands
+        return self._release(min(scanner.cleared for scanner in self._scanners) - cut)
+
+    def finish(self) -> bytes:
+        """Return the rest of the body. Raises `FlowRefused`."""
+        self._judge([finding for scanner in self._scanners for finding in scanner.finish()])
+        return self._release(self._gone + len(self._held))
+
+    def _judge(self, findings: list[Finding]) -> None:
+        for start, end in judge(findings, "the body", self._notes) if findings else ():
+            if start < self._gone:
+                raise FlowRefused(403, "the body holds data that must not leave, and that could not be replaced in time")
+            self._redacted.add(bytes(self._held[start - self._gone : end - self._gone]))
+
+    def _release(self, until: int) -> bytes:
+        for value in self._redacted:
+            self._held = self._held.replace(value, b"*" * len(value))
+        count = max(0, until - self._gone)
+        piece = bytes(self._held[:count])
+        del self._held[:count]
+        self._gone += count
+        return piece
+
+
+class CompressedInspection:
+    """The inspection of one body that says it is compressed: held whole, unpacked within bounds, and searched. It is never redacted."""
+
+    def __init__(self, searches: tuple[Search, ...], coding: bytes, notes: list[str]) -> None:
+        self._searches, self._coding, self._notes = searches, coding, notes
+        self._held = bytearray()
+
+    def feed(self, piece: bytes) -> bytes:
+        """Take a piece of the body. Nothing goes on before its end. Raises `FlowRefused`."""
+        self._held += piece
+        if len(self._held) > MOST_COMPRESSED:
+            raise FlowRefused(413, f"a compressed body of more than {MOST_COMPRESSED} bytes cannot be searched; send it as it is")
+        return b""
+
+    def finish(self) -> bytes:
+        """Return the whole body. Raises `FlowRefused`."""
+        body = bytes(self._held)
+        plain = unpacked(body, self._coding)
+        findings = [finding for search in self._searches for finding in _all(search, plain)]
+        # A packed form has room for text beside what it packs, such as the name of a file.
+        findings += [finding for search in self._searches for finding in _all(search, body) if not finding.layers]
+        if judge(findings, "the compressed body", self._notes):
+            raise FlowRefused(403, "the compressed body holds data that must not leave, and that cannot be replaced in it")
+        return body
+
+
+class StreamInspection:
+    """The inspection of an opaque stream, which cannot be held: each piece goes on once it has been searched with what came before it.
+
+    A secret in two pieces is found with the second, and the first has gone on by then. Nothing is replaced: what would be is refused.
+    """
+
+    def __init__(self, searches: tuple[Search, ...], notes: list[str]) -> None:
+        self._searches, self._notes, self._tail = searches, notes, b""
+
+    def feed(self, piece: bytes) -> bytes:
+        """Return the piece. Raises `FlowRefused`."""
+        text = self._tail + piece
+        if judge([finding for search in self._searches for finding in _all(search, text)], "the stream", self._notes):
+            raise FlowRefused(403, "the stream holds data that must not leave")
+        self._tail = text[-_STREAM_TAIL:]
+        return piece
+
+    def finish(self) -> bytes:
+        """Return nothing: everything has gone on."""
+        return b""
+
+
+Inspected = BodyInspection | CompressedInspection | StreamInspection
+
+
+def judge(findings: Iterable[Finding], place: str, notes: list[str]) -> list[tuple[int, int]]:
+    """Note findings, and return the spans to be replaced. Raises `FlowRefused` where one refuses, or is encoded and to be replaced."""
+    spans = []
+    for finding in findings:
+        note = f"{finding.action}: {finding.rule} in {place}"
+        if note not in notes:
+            notes.append(note)
+        own = finding.rule.removeprefix("own-secret:")
+        if own.startswith(_PLACEHOLDER):
+            raise FlowRefused(
+                403,
+                f"{place} holds the placeholder of the secret {own.removeprefix(_PLACEHOLDER)}, which is not bound to it",
+                withheld=True,
+                findings=(note,),
+            )
+        if finding.action in _REFUSING or (finding.action == "redact" and finding.layers):
+            raise FlowRefused(403, f"{place} holds data that must not leave: {own} ({finding.kind})", withheld=True, findings=(note,))
+        if finding.action == "redact":
+            spans.append((finding.start, finding.end))
+    return spans
+
+
+def unpacked(body: bytes, coding: bytes) -> bytes:
+    """Return what a content coding has packed. Raises `FlowRefused` where it is unknown, malformed, or more than is looked through."""
+    try:
+        whole, plain = _decompress(body, coding)
+    except Exception:  # each decompressor has errors of its own, and what breaks one has not been searched
+        raise FlowRefused(403, "the compressed body cannot be unpacked, so it cannot be searched") from None
+    if not whole:
+        raise FlowRefused(403, f"the compressed body is cut off, or unpacks to more than {MOST_DECOMPRESSED} bytes, and cannot be searched")
+    return plain
+
+
+def _decompress(body: bytes, coding: bytes) -> tuple[bool, bytes]:
+    """Return whether everything was unpacked within the bound, and what it is."""
+    if coding == b"br":
+        import brotli  # rarely needed
+
+        packed: Any = brotli.Decompressor()
+        plain: bytes = packed.process(body, output_buffer_limit=MOST_DECOMPRESSED)
+        return bool(packed.is_finished()) and len(plain) <= MOST_DECOMPRESSED, plain
+    if coding == b"zstd":
+        import zstandard  # rarely needed
+
+        plain, rest = b"", body
+        while rest:
+            unpacking = zstandard.ZstdDecompressor(max_window_size=MOST_DECOMPRESSED).decompressobj()
+            while rest and not unpacking.eof:
+                plain += unpacking.decompress(rest[:_FEW_BYTES])
+                rest = rest[_FEW_BYTES:]
+                if len(plain) > MOST_DECOMPRESSED:
+                    return False, plain
+            if not unpacking.eof:
+                return False, plain
+            rest = unpacking.unused_data + rest
+        return True, plain
+    if coding not in (b"gzip", b"x-gzip", b"deflate"):
+        raise FlowRefused(403, "an unknown coding")
+    wrapped = zlib.MAX_WBITS | 32 if coding != b"deflate" or body[:1] == b"x" else -zlib.MAX_WBITS
+    plain, rest = b"", body
+    while rest:
+        unpacker = zlib.decompressobj(wrapped)
+        plain += unpacker.decompress(rest, MOST_DECOMPRESSED + 1 - len(plain))
+        if not unpacker.eof or len(plain) > MOST_DECOMPRESSED:
+            return False, plain
+        rest = unpacker.unused_data
+    return True, plain
+
+
+def _all(search: Search, text: bytes) -> list[Finding]:
+    scanner = Scanner(search)
+    return scanner.feed(text) + scanner.finish()
+
+
+def _split(text: bytes, fields: Fields) -> Fields:
+    """Return fields from their redacted text. Raises `FlowRefused` if a name or a border between two has been replaced."""
+    lines = [line.split(b": ", 1) for line in text.split(b"\n")]
+    if [line[0] for line in lines] != [key for key, _ in fields] or any(len(line) != 2 for line in lines):
+        raise FlowRefused(403, "the head of the request holds data that must not leave, and that cannot be replaced in it")
+    return tuple((line[0], line[1]) for line in lines)

@@ -1,0 +1,443 @@
+"""The egress server: accepts a sandbox's connections and queries, finds out what they speak and whom they are for, and passes them on.
+
+It runs in a process of its own. It resolves no name itself: it asks the supervisor, after the rules have allowed the name. Decisions lie
+in classes without sockets (`rules`, `web`, `inspection`, `secrets`, `names`); here are the sockets. Every flow is reported when it ends,
+rests, or is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import os
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from agent_sandbox.egress.authority import Authority
+from agent_sandbox.egress.channel import SocketChannel
+from agent_sandbox.egress.client import ClientConnection, ClientRequest
+from agent_sandbox.egress.client_hello import MOST, ClientHello, NotTls, read_hello
+from agent_sandbox.egress.dlp.scanner import Search
+from agent_sandbox.egress.exchange import Exchanges, Requester, copy
+from agent_sandbox.egress.flows import Budgets, Flow, OverBudget, RequestRecord, TrafficBudget
+from agent_sandbox.egress.http1 import RequestHead, ResponseHead
+from agent_sandbox.egress.http2 import PREFACE, Http2Connection, StreamRequest
+from agent_sandbox.egress.inspection import Inspection
+from agent_sandbox.egress.names import NameServer
+from agent_sandbox.egress.rules import FlowRefused, Origin, allowing_rule, read_absolute, read_authority
+from agent_sandbox.egress.secrets import Broker
+from agent_sandbox.egress.upstream import Connect, Patience, Resolve, UpstreamConnection, Upstreams, connect, said
+from agent_sandbox.egress.web import Customs, Passage
+from agent_sandbox.egress.websocket import MalformedFrame, Relay, accept_key, close_message, write_message
+from agent_sandbox.errors import PolicyError
+from agent_sandbox.policy.bound_secrets import BoundSecret
+from agent_sandbox.policy.hosts import canonical_host
+from agent_sandbox.policy.network import NetworkRules
+
+MOST_CONNECTIONS = 512
+_RESOLVER_PORT = 53
+_LINGER_SECONDS, _LINGER_BYTES = 2.0, 4 << 20
+_Pass = Callable[[bytes], bytes]
+_ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
+
+
+class Egress:
+    """The doors of one sandbox, and what passes through them.
+
+    `resolve` asks the supervisor for the addresses of an allowed name; `report` takes the record of a flow. `upstream` verifies the
+    certificates of hosts. `key` is that of the digests of findings.
+    """
+
+    def __init__(
+        self,
+        rules: NetworkRules,
+        authority: Authority,
+        upstream: ssl.SSLContext,
+        resolve: Resolve,
+        report: Callable[[dict[str, Any]], None],
+        *,
+        secrets: tuple[BoundSecret, ...] = (),
+        search: Search | None = None,
+        budgets: tuple[TrafficBudget, ...] = (),
+        patience: Patience | None = None,
+        connect: Connect = connect,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._authority, self._report = authority, report
+        self._patience = patience or Patience()
+        self._inspection = Inspection(search, ((each.name, each.placeholder) for each in secrets), os.urandom(32))
+        self._customs = Customs(rules, self._inspection, Broker(secrets))
+        self._upstreams = Upstreams(rules, upstream, resolve, connect, self._patience, self._check_name)
+        self._budgets = Budgets(budgets, clock)
+        self._exchanges = Exchanges(self._customs, self._upstreams, self._budgets, self._switch)
+        self._room = asyncio.Semaphore(MOST_CONNECTIONS)
+        self._connections: set[asyncio.Task[None]] = set()
+        self._streams = asyncio.Semaphore(MOST_CONNECTIONS)  # requests of HTTP/2 that are carried at the same time
+        self._tunnels: dict[tuple[SocketChannel, SocketChannel], tuple[str, int]] = {}
+        self.resolver = NameServer(self._allows)
+
+    @property
+    def rules(self) -> NetworkRules:
+        """The rules in force."""
+        return self._customs.rules
+
+    @rules.setter
+    def rules(self, rules: NetworkRules) -> None:
+        """Put other rules in force: the next request is judged by them, and connections that they forbid and that are no HTTP end."""
+        self._customs.rules = self._upstreams.rules = rules
+        self._upstreams.forget()
+        for channels, (name, port) in list(self._tunnels.items()):
+            if rules.objection(name, port):
+                for each in channels:
+                    each.abort()
+
+    def answer_query(self, sock: socket.socket) -> None:
+        """Answer one query for a name, from the address that it was sent to."""
+        try:
+            data, ancillary, _, sender = sock.recvmsg(4096, socket.CMSG_SPACE(64))
+        except OSError:
+            return
+        if answer := self._answer(data):
+            with suppress(OSError):
+                sock.sendmsg([answer], [(level, kind, value) for level, kind, value in ancillary], 0, sender)
+
+    def _answer(self, data: bytes) -> bytes:
+        answer, name, allowed = self.resolver.answer(data)
+        if not allowed and name:
+            why, withheld = self._why(name)
+            if shown := self.resolver.news_of(name, withheld=withheld):
+                self._report({"name": shown, "port": 0, "how": "dns", "refused": why})
+        return answer
+
+    def _allows(self, name: str) -> bool:
+        try:
+            self._check_name(name)
+        except FlowRefused:
+            return False
+        return not self.rules.objection(name)
+
+    def _check_name(self, name: str) -> None:
+        notes: list[str] = []
+        self._inspection.name(name, notes)
+
+    def _why(self, name: str) -> tuple[str, bool]:
+        """Return why a name does not resolve, and whether the name holds data that is not to be recorded."""
+        try:
+            canonical = canonical_host(name)
+            self._check_name(canonical)
+        except PolicyError:
+            return "it cannot be the name of a host", True
+        except FlowRefused as error:
+            return str(error), True
+        return self.rules.objection(canonical) or "no address is left for it", False
+
+    async def accept(self, listener: socket.socket, *, proxy: bool = False) -> None:
+        """Accept the connections of one port, until cancelled. With `proxy`, they are asked for other hosts by name.
+
+        Connections that were accepted go on afterwards, as tasks of the event loop.
+        """
+        loop = asyncio.get_running_loop()
+        port: int = listener.getsockname()[1]
+        while True:
+            await self._room.acquire()
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except OSError:  # out of descriptors, or the client has gone
+                self._room.release()
+                await asyncio.sleep(0.05)
+                continue
+            except BaseException:
+                self._room.release()
+                raise
+            task = loop.create_task(self._serve(connection, port, proxy))
+            self._connections.add(task)
+            task.add_done_callback(self._connections.discard)
+            task.add_done_callback(lambda _: self._room.release())
+
+    def close(self) -> None:
+        """Close the connections to hosts that wait for their next use."""
+        self._upstreams.forget()
+
+    async def _serve(self, connection: socket.socket, port: int, proxy: bool) -> None:
+        connection.setblocking(False)
+        try:
+            _, channel = await asyncio.get_running_loop().connect_accepted_socket(SocketChannel, connection)
+        except OSError:
+            connection.close()
+            return
+        flow = Flow(self._report, "", port)
+        try:
+            if proxy:
+                await self._serve_proxy(channel, flow)
+            elif port == _RESOLVER_PORT and port not in self.rules.listened:
+                await self._serve_names(channel)
+            else:
+                flow.name = self.resolver.name_of(channel.address) or channel.address
+                await self._serve_target(channel, flow, self.resolver.name_of(channel.address))
+        except (FlowRefused, OverBudget) as why:
+            flow.refuse(str(why))
+            if isinstance(why, FlowRefused) and why.withheld and flow.how in ("tls", "opaque") and not flow.findings:
+                flow.name = "(withheld)"
+            channel.abort()
+        except (OSError, ssl.SSLError, TimeoutError) as error:
+            if flow.how not in ("http", "https", "h2"):
+                flow.refuse(f"it broke: {said(error)}")
+            channel.abort()
+        except Exception as error:  # a fault of ours: nothing more of this connection leaves, and the others go on
+            flow.refuse(f"the egress failed at it: {type(error).__name__}")
+            channel.abort()
+        finally:
+            channel.close()
+            flow.flush()
+
+    async def _serve_target(self, channel: SocketChannel, flow: Flow, name: str | None) -> None:
+        """Serve a connection to a name, or to an address that somebody wrote down. Raises `FlowRefused`."""
+        flow.rule = allowing_rule(self.rules, flow.name)
+        if self.rules.passes_opaque(flow.name, flow.port) and not self.rules.objection(flow.name, flow.port):
+            flow.how = "opaque"
+            await self._tunnel(channel, flow, flow.name)
+            return
+        first = await self._first(channel)
+        if not first:
+            return
+        channel.put_back(first)
+        if first[0] == 0x16:
+            await self._serve_tls(channel, flow, first, name)
+        elif first.startswith(PREFACE[:4]) and name:
+            await self._serve_streams(channel, flow, Origin(name, flow.port, False))
+        elif 0x41 <= first[0] <= 0x5A:
+            flow.how = "http"
+            await self._serve_web(channel, flow, Origin(name, flow.port, False) if name else None)
+        else:
+            raise FlowRefused(
+                400, self.rules.objection(flow.name, flow.port) or "it speaks neither HTTP nor TLS, and is not allowed as opaque"
+            )
+
+    async def _first(self, channel: SocketChannel) -> bytes:
+        """Return the first bytes of a client: of TLS the whole first message. Nothing, if it says nothing in time."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._patience.first
+        data = b""
+        while True:
+            try:
+                piece = await channel.read(max(0.0, until - loop.time()))
+            except TimeoutError:
+                if data:
+                    raise FlowRefused(408, "its first message did not arrive in time") from None
+                return b""
+            data += piece
+            if not piece or data[0] != 0x16 or len(data) > MOST or _hello(data) is not None:
+                return data
+
+    async def _serve_tls(self, channel: SocketChannel, flow: Flow, first: bytes, name: str | None) -> None:
+        hello = _hello(first)
+        if hello is None:
+            raise FlowRefused(400, "it is broken TLS: it ends in the first message")
+        asked = _canonical(hello.name) if hello.name is not None else flow.name
+        opened, flow.name = flow.name, asked
+        flow.rule = allowing_rule(self.rules, asked)
+        wrong: FlowRefused | None = None
+        if name is not None and asked != name:
+            wrong = FlowRefused(421, f"the connection was opened to {opened}, and its TLS asks for {asked}")
+        elif self.rules.passes_uninspected(asked) and not self.rules.objection(asked, flow.port):
+            flow.how = "tls"
+            if hello.encrypted:
+                raise FlowRefused(403, f"its TLS hides a name behind {asked}, and is not read here")
+            await self._tunnel(channel, flow, asked)
+            return
+        flow.how = "https"
+        try:
+            await channel.start_tls(self._authority.context_for(asked), self._patience.head)
+        except (OSError, TimeoutError) as error:
+            raise FlowRefused(400, f"its TLS broke: {said(error)}; a program that pins certificates needs {asked} uninspected") from None
+        origin = Origin(asked, flow.port, True)
+        if channel.spoken == "h2":
+            await self._serve_streams(channel, flow, origin, wrong)
+        else:
+            await self._serve_web(channel, flow, origin, wrong)
+
+    async def _serve_web(self, channel: SocketChannel, flow: Flow, origin: Origin | None, wrong: FlowRefused | None = None) -> None:
+        """Serve requests, one after another. Without an origin, the first request's host is whom the connection is for."""
+        client = ClientConnection(channel, self._patience)
+        try:
+            while (asking := await client.next(flow.flush)) is not None:
+                if wrong is not None:
+                    raise wrong
+                if origin is None:
+                    origin = _origin_of(asking.head, flow.port)
+                    flow.name, flow.rule = origin.name, allowing_rule(self.rules, origin.name)
+                await self._exchanges.carry(asking, origin, flow)
+                if not asking.reusable:
+                    break
+        except FlowRefused as why:
+            flow.refuse(str(why))
+            await client.refuse(why)
+        await channel.close_gently(_LINGER_SECONDS, _LINGER_BYTES)
+
+    async def _serve_streams(self, channel: SocketChannel, flow: Flow, origin: Origin, wrong: FlowRefused | None = None) -> None:
+        """Serve requests of HTTP/2, side by side."""
+        flow.how = "h2"
+
+        async def serve(asking: StreamRequest) -> None:
+            if wrong is not None:
+                await self._exchanges.refuse(asking, flow, flow.begin(RequestRecord(asking.head.method.decode())), wrong)
+            else:
+                async with self._streams:
+                    await self._exchanges.carry(asking, origin, flow)
+
+        await Http2Connection(channel, self._patience, serve).run(flow.flush)
+        await channel.close_gently(_LINGER_SECONDS, _LINGER_BYTES)
+
+    async def _serve_proxy(self, channel: SocketChannel, flow: Flow) -> None:
+        """Serve a program that uses a proxy: CONNECT opens a way to a host, other requests name theirs in full."""
+        client = ClientConnection(channel, self._patience)
+        flow.how = "http"
+        try:
+            while (asking := await client.next(flow.flush)) is not None:
+                head = asking.head
+                if head.method == b"CONNECT":
+                    name, port = self._connected(head)
+                    channel.write(_ESTABLISHED)
+                    channel.put_back(client.reader.rest)
+                    flow.name, flow.port, flow.how = name, port, ""
+                    await self._serve_target(channel, flow, name)
+                    return
+                origin = _absolute_origin(head)
+                if (flow.name, flow.port) != (origin.name, origin.port):
+                    flow.flush()
+                    flow.name, flow.port, flow.rule = origin.name, origin.port, allowing_rule(self.rules, origin.name)
+                await self._exchanges.carry(asking, origin, flow)
+                if not asking.reusable:
+                    break
+        except FlowRefused as why:
+            flow.refuse(str(why))
+            if flow.how == "http":
+                await client.refuse(why)
+        await channel.close_gently(_LINGER_SECONDS, _LINGER_BYTES)
+
+    def _connected(self, head: RequestHead) -> tuple[str, int]:
+        """Return the host and port that CONNECT asks for. Raises `FlowRefused` where they may not be reached."""
+        asked = read_authority(head.target, 0)
+        if asked is None or head.length != 0:
+            raise FlowRefused(400, "CONNECT needs a host and a port")
+        if [read_authority(each, asked[1]) for each in head.values(b"host")] not in ([asked], []):
+            raise FlowRefused(400, "CONNECT asks for another host than its Host field")
+        if why := self.rules.objection(*asked):
+            raise FlowRefused(403, why)
+        return asked
+
+    async def _serve_names(self, channel: SocketChannel) -> None:
+        """Answer queries for names over TCP: each has its length before it."""
+        data = b""
+        while piece := await channel.read(self._patience.first):
+            data += piece
+            while len(data) >= 2 and len(data) >= 2 + (length := int.from_bytes(data[:2], "big")):
+                answer = self._answer(data[2 : 2 + length])
+                data = data[2 + length :]
+                if not answer:
+                    return
+                channel.write(len(answer).to_bytes(2, "big") + answer)
+            if len(data) > 4096:
+                return
+
+    async def _switch(self, asking: Requester, passage: Passage, upstream: UpstreamConnection, head: ResponseHead, flow: Flow) -> None:
+        """Carry on as WebSocket: the client's messages are read, searched and written afresh, the server's are relieved of secrets."""
+        assert isinstance(asking, ClientRequest)
+        key = b"".join(asking.head.values(b"sec-websocket-key"))
+        if head.values(b"sec-websocket-accept") != [accept_key(key)] or head.values(b"sec-websocket-extensions"):
+            raise FlowRefused(502, f"{passage.origin} answered the handshake of WebSocket wrongly")
+        await asking.switch(passage.response(head))
+        channel, (beyond, rest) = asking.connection.channel, upstream.leave()
+        channel.put_back(asking.connection.reader.rest)
+        beyond.put_back(rest)
+        flow.flush()
+        flow.how = "websocket"
+        relay = Relay(passage, flow.findings)
+        target = (passage.origin.name, passage.origin.port)
+        try:
+            await self._both(channel, beyond, target, relay.onward, relay.back, flow)
+        except MalformedFrame as error:
+            flow.refuse(f"it is malformed WebSocket: {error}")
+            with suppress(OSError):
+                channel.write(write_message(close_message(error.code, str(error)), None))
+        except FlowRefused as error:
+            flow.refuse(str(error))
+            with suppress(OSError):
+                channel.write(write_message(close_message(1008, f"refused by the sandbox: {error}"), None))
+
+    async def _tunnel(self, channel: SocketChannel, flow: Flow, name: str) -> None:
+        """Pass bytes both ways until both ends are done, or the rules no longer allow it. Raises `FlowRefused` for found data."""
+        self._budgets.request(name)
+        beyond = await self._upstreams.dial(name, flow.port)
+        searched = self._inspection.stream(flow.findings) if flow.how == "opaque" else None
+        await self._both(channel, beyond, (name, flow.port), searched.feed if searched else bytes, bytes, flow)
+
+    async def _both(
+        self, channel: SocketChannel, beyond: SocketChannel, target: tuple[str, int], onward: _Pass, back: _Pass, flow: Flow
+    ) -> None:
+        """Pass on what `onward` and `back` make of the bytes of each side, until both have ended."""
+
+        def sent(piece: bytes) -> bytes:
+            flow.sent += len(piece)
+            self._budgets.count(target[0], sent=len(piece))
+            return onward(piece)
+
+        def received(piece: bytes) -> bytes:
+            flow.received += len(piece)
+            self._budgets.count(target[0], received=len(piece))
+            return back(piece)
+
+        seconds = self._patience.tunnel
+        tasks = [asyncio.ensure_future(each) for each in (copy(channel, beyond, seconds, sent), copy(beyond, channel, seconds, received))]
+        self._tunnels[channel, beyond] = target
+        try:
+            await asyncio.gather(*tasks)
+        except BaseException:
+            beyond.abort()
+            raise
+        finally:
+            del self._tunnels[channel, beyond]
+            for task in tasks:
+                task.cancel()
+            beyond.close()
+
+
+def _hello(data: bytes) -> ClientHello | None:
+    try:
+        return read_hello(data)
+    except NotTls as error:
+        raise FlowRefused(400, f"it is broken TLS: {error}") from None
+
+
+def _canonical(name: str) -> str:
+    try:
+        return canonical_host(name)
+    except PolicyError as error:
+        raise FlowRefused(400, str(error)) from None
+
+
+def _origin_of(head: RequestHead, port: int) -> Origin:
+    """Return the origin that a plain request names."""
+    hosts = head.values(b"host")
+    asked = read_authority(hosts[0], port) if len(hosts) == 1 else None
+    if asked is None:
+        raise FlowRefused(400, "the request has no host, or two, or one that is no host")
+    return Origin(asked[0], port, False)
+
+
+def _absolute_origin(head: RequestHead) -> Origin:
+    """Return the origin of a request to a proxy."""
+    absolute = read_absolute(head.target)
+    asked = read_authority(absolute[1], 80) if absolute and not absolute[0] else None
+    if asked is None:
+        raise FlowRefused(400, "this is a proxy: it takes CONNECT, and requests with a whole address that begins with http://")
+    return Origin(*asked, False)
+
+
+def new_authority() -> Authority:
+    """Return an authority for one run."""
+    return Authority(datetime.datetime.now(datetime.UTC))

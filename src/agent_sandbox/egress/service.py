@@ -1,0 +1,153 @@
+"""The service of one egress process: the doors of a run, and the messages to and from its supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import ssl
+from contextlib import suppress
+from typing import Any
+
+from agent_sandbox.egress import orders as link_orders
+from agent_sandbox.egress.authority import Authority
+from agent_sandbox.egress.dlp.rules import RuleMatcher
+from agent_sandbox.egress.orders import FRAME, Orders
+from agent_sandbox.egress.search import search_of
+from agent_sandbox.egress.server import Egress
+
+RESOLVE_SECONDS = 20.0  # that the supervisor may take to resolve a name
+LINGER_SECONDS = 1.0  # that connections may take to end, once the run has ended
+MOST_UNSENT = 1 << 20  # bytes of reports that the supervisor has not taken yet; further reports are counted only
+LONGEST_TEXT, LONGEST_LIST = 1000, 20  # of a report
+
+
+def verifying(roots: str) -> ssl.SSLContext:
+    """Return a context that verifies servers with these roots, in PEM."""
+    upstream = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    upstream.minimum_version = ssl.TLSVersion.TLSv1_2
+    upstream.set_alpn_protocols(["http/1.1"])
+    if roots:
+        upstream.load_verify_locations(cadata=roots)
+    return upstream
+
+
+def serve(
+    orders: Orders,
+    doors: list[int],
+    authority: Authority,
+    upstream: ssl.SSLContext,
+    rules: RuleMatcher,
+    link: socket.socket,
+    supervisor: int,
+) -> None:
+    """Serve the doors of one run until the supervisor asks to finish. Ends this process when the supervisor has gone."""
+    if orders.roots:
+        upstream.load_verify_locations(cadata=orders.roots)
+    sockets = [socket.socket(fileno=each) for each in doors]
+    search = search_of(orders, rules)
+
+    async def attend() -> None:
+        reader, writer = await asyncio.open_connection(sock=link)
+        channel = Channel(writer)
+        egress = Egress(orders.rules, authority, upstream, channel.resolve, channel.report, secrets=orders.secrets, search=search)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(supervisor, os._exit, 0)  # readable once the supervisor has gone, even if a fork of it holds the link
+        for sock in sockets[: orders.resolvers]:
+            loop.add_reader(sock, egress.answer_query, sock)
+        accepting = [loop.create_task(egress.accept(sock)) for sock in sockets[orders.resolvers :]]
+        await _obey(reader, channel, egress)
+        for task in accepting:
+            task.cancel()
+        await _settle()
+        channel.send({"kind": "ended"})
+        await writer.drain()
+        os._exit(0)  # there is nothing to tidy: the kernel closes the doors
+
+    with suppress(ConnectionError):
+        asyncio.run(attend())
+
+
+async def _obey(reader: asyncio.StreamReader, channel: Channel, egress: Egress) -> None:
+    """Carry out the messages of the supervisor, until it asks to finish. Ends this process when the supervisor has gone."""
+    try:
+        while True:
+            (length,) = FRAME.unpack(await reader.readexactly(FRAME.size))
+            message = json.loads(await reader.readexactly(length))
+            if message["kind"] == "resolved":
+                channel.resolved(message)
+            elif message["kind"] == "rules":
+                egress.rules = link_orders.decode_rules(message["rules"])
+            elif message["kind"] == "finish":
+                return
+    except (asyncio.IncompleteReadError, ConnectionError):
+        os._exit(0)
+
+
+async def _settle() -> None:
+    """Let the connections end by themselves for a moment, then end them, so that each is reported."""
+    if others := asyncio.all_tasks() - {asyncio.current_task()}:
+        _, left = await asyncio.wait(others, timeout=LINGER_SECONDS)
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=LINGER_SECONDS)
+
+
+class Channel:
+    """This process's side of the link, once it serves: questions for addresses, and reports of flows."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._count = 0
+        self._unsent = 0  # reports that found the link full
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send a message, without waiting."""
+        self._writer.write(link_orders.frame(message))
+
+    async def resolve(self, name: str) -> list[str]:
+        """Return the addresses of a canonical name, as the supervisor resolves it. Raises OSError if it has none."""
+        self._count += 1
+        number = self._count
+        self._asked[number] = asyncio.get_running_loop().create_future()
+        try:
+            self.send({"kind": "resolve", "number": number, "name": name})
+            answer = await asyncio.wait_for(self._asked[number], RESOLVE_SECONDS)
+        finally:
+            del self._asked[number]
+        if not answer["addresses"]:
+            raise OSError(answer["why"] or "it has no address")
+        return list(answer["addresses"])
+
+    def resolved(self, answer: dict[str, Any]) -> None:
+        """Hand an answer of the supervisor to whoever waits for it."""
+        future = self._asked.get(answer["number"])
+        if future is not None and not future.done():
+            future.set_result(answer)
+
+    def report(self, flow: dict[str, Any]) -> None:
+        """Report a flow. A supervisor that does not keep up is told how many reports it missed."""
+        if self._writer.transport.get_write_buffer_size() > MOST_UNSENT:
+            self._unsent += 1
+            return
+        if self._unsent:
+            self.send({"kind": "lost", "count": self._unsent})
+            self._unsent = 0
+        self.send({"kind": "flow", **bounded(flow)})
+
+
+def bounded(flow: dict[str, Any]) -> dict[str, Any]:
+    """Return a record of a flow whose texts and lists fit into one frame."""
+    plain: dict[str, Any] = {}
+    for name, value in flow.items():
+        if isinstance(value, str):
+            plain[name] = value[:LONGEST_TEXT]
+        elif isinstance(value, list):
+            more = [f"and {len(value) - LONGEST_LIST:,} more"] if len(value) > LONGEST_LIST else []
+            plain[name] = [*(str(each)[:200] for each in value[:LONGEST_LIST]), *more]
+        elif isinstance(value, bool | int | float | None):
+            plain[name] = value
+    return plain

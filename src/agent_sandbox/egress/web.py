@@ -1,0 +1,174 @@
+"""A request on its way out and its response on the way back, without sockets: judged, searched, with secrets put in and taken out.
+
+A `Customs` is what one run's requests have in common; a `Passage` is one request. Both take values and pieces of bodies, and return those
+that go on, or raise `FlowRefused`. Whoever moves the bytes (`exchange`) speaks HTTP/1.1 or HTTP/2 on either side.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from http import HTTPStatus
+
+from agent_sandbox.egress.http1 import Fields, RequestHead, ResponseHead, write_request
+from agent_sandbox.egress.inspection import HELD, Inspected, Inspection
+from agent_sandbox.egress.rules import FlowRefused, Judged, Origin, judge_request
+from agent_sandbox.egress.secrets import Broker, Scrubber
+from agent_sandbox.policy.network import NetworkRules
+
+_WEBSOCKET = frozenset((b"sec-websocket-key", b"sec-websocket-version", b"sec-websocket-protocol", b"origin"))
+_NOT_BACK = frozenset(
+    b"connection keep-alive proxy-connection upgrade alt-svc transfer-encoding content-length trailer proxy-authenticate "
+    b"sec-websocket-extensions".split()
+)
+_IDENTITY = (b"accept-encoding", b"identity")
+
+
+@dataclass
+class Customs:
+    """What all requests of a run must pass. `rules` may be replaced by narrower ones at any time: the next request is judged by them."""
+
+    rules: NetworkRules
+    inspection: Inspection
+    broker: Broker
+
+    def admit(self, origin: Origin, head: RequestHead) -> Passage:
+        """Return the passage of a request that may leave so far. Raises `FlowRefused`."""
+        judged = judge_request(self.rules, origin, head)
+        target, fields = judged.target, judged.fields
+        notes: list[str] = []
+        names: tuple[str, ...] = ()
+        if self.broker.secrets and origin.tls:
+            try:
+                placed = self.broker.place(origin.name, target, fields)
+            except ValueError as error:
+                raise FlowRefused(403, str(error)) from None
+            seen = self.inspection.head(placed.searched_target, placed.searched_fields, notes)
+            if placed.names:
+                if seen != (placed.searched_target, placed.searched_fields):
+                    raise FlowRefused(403, "the head of the request holds a secret, and data that would have to be replaced")
+                target, fields, names = placed.target, placed.fields, placed.names
+            else:
+                target, fields = seen
+        else:
+            target, fields = self.inspection.head(target, fields, notes)
+        return Passage(self, origin, head, Judged(judged.method, target, fields, judged.websocket), notes, list(names))
+
+
+@dataclass
+class Passage:
+    """One request that may leave, and its response. Feed it the bodies; what it returns goes on."""
+
+    customs: Customs
+    origin: Origin
+    asked: RequestHead
+    judged: Judged
+    notes: list[str]
+    secrets: list[str]  # the names of those that were put in
+    _scrubber: Scrubber | None = field(init=False)
+    _whole: bytearray | None = field(init=False, default=None)  # a body that is held to its end, for a secret that may go into it
+
+    def __post_init__(self) -> None:
+        broker = self.customs.broker
+        coding = b", ".join(self.asked.values(b"content-encoding"))
+        inspection = self.customs.inspection
+        self._searched: Inspected | None = None
+        if self.asked.length != 0:
+            self._searched = inspection.stream(self.notes) if _is_grpc(self.asked) else inspection.body(coding, self.notes)
+        self._scrubber = broker.scrubber(self.origin.name) if broker.secrets else None
+        if self.origin.tls and self.asked.length != 0 and broker.secrets and broker.in_body(self.origin.name):
+            self._whole = bytearray()
+
+    def feed(self, piece: bytes) -> bytes:
+        """Take a piece of the request's body, and return what may go on. Raises `FlowRefused`."""
+        if self._whole is not None:
+            self._whole += piece
+            if len(self._whole) > HELD:
+                raise FlowRefused(413, f"a body of more than {HELD} bytes is not held for a secret that may go into it")
+            return b""
+        return self._searched.feed(piece) if self._searched is not None else piece
+
+    def finish(self) -> bytes:
+        """Return the rest of the request's body. Raises `FlowRefused`."""
+        if self._whole is not None:
+            kind = b", ".join(self.asked.values(b"content-type"))
+            body, searched, names = self.customs.broker.place_in_body(self.origin.name, kind, bytes(self._whole))
+            seen = (self._searched.feed(searched) + self._searched.finish()) if self._searched is not None else searched
+            if names and seen != searched:
+                raise FlowRefused(403, "the body holds a secret, and data that would have to be replaced")
+            self.secrets += names
+            return body if names else seen
+        return self._searched.finish() if self._searched is not None else b""
+
+    def onward(self, length: int | None) -> bytes:
+        """Return the head of the request in HTTP/1.1, for a body of this length (None: in chunks)."""
+        return write_request(self.judged.method, self.judged.target, self.onward_fields(length))
+
+    def onward_fields(self, length: int | None) -> Fields:
+        """Return the fields of the request in HTTP/1.1, for a body of this length (None: in chunks)."""
+        fields = self.judged.fields
+        if self._scrubber is not None:  # a packed response could not be looked through
+            fields = (*(each for each in fields if each[0] not in (b"accept-encoding", b"range")), _IDENTITY)
+        if self.judged.websocket:
+            fields = tuple(each for each in fields if not each[0].startswith(b"sec-websocket-") or each[0] in _WEBSOCKET)
+            return (*fields, (b"connection", b"Upgrade"), (b"upgrade", b"websocket"))
+        if length is None:
+            return (*fields, (b"transfer-encoding", b"chunked"))
+        if length or self.asked.length != 0 or self.asked.values(b"content-length"):
+            return (*fields, (b"content-length", b"%d" % length))
+        return fields
+
+    def response(self, head: ResponseHead) -> ResponseHead:
+        """Return a response as it goes back, without the fields of framing. Its length is None if it may change. Raises `FlowRefused`."""
+        named = {token.strip().lower() for value in head.values(b"connection") for token in value.split(b",")}
+        fields = tuple(each for each in head.fields if each[0] not in _NOT_BACK and each[0] not in named)
+        length, reason = head.length, head.reason
+        if self._scrubber is not None:
+            coding = b", ".join(head.values(b"content-encoding")).strip().lower()
+            if coding not in (b"", b"identity") and length != 0:
+                raise FlowRefused(
+                    502, f"{self.origin} answered in a coding that was not asked for, and the secrets in it cannot be taken out"
+                )
+            fields = tuple((key, self._scrubber.clean(value)) for key, value in fields)
+            reason = self._scrubber.clean(reason)
+            length = length if length == 0 else None
+        if length == 0 and (told := head.values(b"content-length")) and self._scrubber is None:
+            fields = (*fields, (b"content-length", told[0]))  # of the body that HEAD or 304 does not have
+        return ResponseHead(head.status, fields, length, head.minor, reason)
+
+    def receive(self, piece: bytes) -> bytes:
+        """Take a piece of the response's body, and return what goes back."""
+        return self._scrubber.feed(piece) if self._scrubber is not None else piece
+
+    @property
+    def flows(self) -> bool:
+        """Whether both bodies flow at the same time, so that the request's cannot be held: so it is with gRPC."""
+        return self._whole is None and self.asked.length is None and _is_grpc(self.asked)
+
+    def trailers(self, fields: Fields) -> Fields:
+        """Return the trailers of a response as they go back."""
+        kept = tuple(each for each in fields if each[0] not in _NOT_BACK)
+        return tuple((key, self._scrubber.clean(value)) for key, value in kept) if self._scrubber is not None else kept
+
+    def received(self) -> bytes:
+        """Return the rest of the response's body."""
+        return self._scrubber.finish() if self._scrubber is not None else b""
+
+
+def _is_grpc(head: RequestHead) -> bool:
+    return any(value.lower().startswith(b"application/grpc") for value in head.values(b"content-type"))
+
+
+def refusal_response(status: int, why: str) -> tuple[ResponseHead, bytes]:
+    """Return the response that tells a client why its request was refused or failed."""
+    word = "refused" if status in (400, 403, 405, 413, 421, 429, 431) else "failed"
+    text = f"{word} by the sandbox: {why}\n".encode("utf-8", "backslashreplace")
+    fields = ((b"content-type", b"text/plain; charset=utf-8"), (b"x-agent-sandbox", word.encode()))
+    return ResponseHead(status, fields, len(text), reason=reason_of(status)), text
+
+
+def reason_of(status: int) -> bytes:
+    """Return the usual words for a status."""
+    try:
+        return HTTPStatus(status).phrase.encode()
+    except ValueError:
+        return b""
