@@ -16,6 +16,7 @@ from agent_sandbox.runtime.base import Exit, ExitReason
 from agent_sandbox.workspace.changes import ChangeSet
 
 if TYPE_CHECKING:
+    from agent_sandbox.egress.orders import FlowRecord
     from agent_sandbox.engine.work import Outcome
     from agent_sandbox.policy.decide import Verdict
     from agent_sandbox.runtime.router.model import Route
@@ -58,6 +59,7 @@ class SandboxResult:
     verdict: Verdict | None = None  # the verdict of the policy; None if the input was invalid, so that it was not judged
     limits_hit: tuple[str, ...] = ()  # of "wall", "cpu", "memory", "processes", "output", "disk", "share", "fuel", "lifetime"
     notes: tuple[str, ...] = ()  # what is weaker or different than a caller may expect
+    network: tuple[FlowRecord, ...] = ()  # its connections and queries for names, with those that were refused
     value: Any = None  # the value of the last expression of a turn, as data: see `SandboxSession`
     value_repr: str | None = None  # the `repr` of this value if it is not data; then `value` is None
     tool_errors: tuple[Exception, ...] = ()  # the first hundred exceptions of tools; the program sees less of them
@@ -121,6 +123,7 @@ def completed(outcome: Outcome, *, sandbox_id: str, language: str | None, wall: 
         verdict=outcome.verdict,
         limits_hit=hit,
         notes=outcome.notes,
+        network=outcome.network,
         tool_errors=outcome.tool_errors,
     )
 

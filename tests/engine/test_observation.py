@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from agent_sandbox.egress.orders import FlowRecord
 from agent_sandbox.engine.gate import Gate
-from agent_sandbox.engine.observation import judged, noted
+from agent_sandbox.engine.observation import judged, noted, with_flows
 from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.runtimes import only
 from agent_sandbox.engine.work import Code, Command, Work
@@ -94,6 +95,22 @@ def test_programs_are_judged_by_their_rules_and_the_shell_that_reads_a_line_is_t
 def test_nothing_of_the_network_is_allowed(runtime: ProcessRuntime, tmp_path: Path) -> None:
     for kind in (CONNECT, RESOLVE, LISTEN):
         assert allowed(runtime, tmp_path, cloned(masks=()), kind, "localhost:1") == [False]
+
+
+def test_what_arrived_at_the_egress_is_told_as_the_egress_tells_it() -> None:
+    curl, ssh = "/usr/bin/curl", "/usr/bin/ssh"
+    beside = Observed(CONNECT, "192.0.2.1:22", ssh, False)
+    seen = (Observed(RESOLVE, "example.com", curl, False), Observed(CONNECT, "198.18.1.0:443", curl, False, 2), beside)
+    flows = (
+        FlowRecord("example.com", 443, "https"),
+        FlowRecord("example.com", 443, "https"),
+        FlowRecord("example.net", 0, "dns", refused="no"),
+    )
+    assert with_flows(seen, flows, (80, 443)) == (
+        beside,
+        Observed(CONNECT, "example.com:443", curl, True, 2),
+        Observed(RESOLVE, "example.net", curl, False, 1),
+    )
 
 
 def test_equal_things_are_told_once_in_the_order_of_first_appearance() -> None:

@@ -20,7 +20,7 @@ from agent_sandbox.policy.model import Guarantee
 from agent_sandbox.runtime.base import ExitReason
 
 if TYPE_CHECKING:
-    from agent_sandbox.engine.gate import Gate
+    from agent_sandbox.engine.run import Session
     from agent_sandbox.engine.work import Outcome, Work
     from agent_sandbox.runtime.base import Completed, Confined, Guest, Launch
     from agent_sandbox.workspace.read_tracking import ReadTracker
@@ -95,9 +95,10 @@ class Attachments(Attachment):
             self._attached = []
 
 
-def attachments_of(work: Work, gate: Gate, *, turns: bool = False) -> tuple[Attachment, ...]:
+def attachments_of(work: Work, session: Session, *, turns: bool = False) -> tuple[Attachment, ...]:
     """Return the attachments that the options of the work require, then `work.attachments`. Set `turns` for a session of turns."""
     needed: list[Attachment] = []
+    gate = session.gate
     if Guarantee.DETERMINISTIC in gate.policy.requires:
         needed.append(FixedSeed(work.seed))
     if work.left is not None:
@@ -110,6 +111,11 @@ def attachments_of(work: Work, gate: Gate, *, turns: bool = False) -> tuple[Atta
         from agent_sandbox.engine.observation import Observation  # few runs are observed
 
         needed.append(Observation(gate, log=work.log_observed))
+    if gate.policy.network.outbound:
+        from agent_sandbox.engine.egress import EgressZygote, Network  # few runs have a network
+
+        zygote = session.runtimes.companion(EgressZygote)
+        needed.append(Network(gate, zygote, session.project, turns=turns, provisions=session.provisions))
     return (*needed, *work.attachments)
 
 

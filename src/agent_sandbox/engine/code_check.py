@@ -36,7 +36,7 @@ IN_A_PROGRAM = Words(
         "files": "allow_file_read=True or allow_file_write=True",
         "processes": "allow_subprocess=True",
         "shell": "allow_shell=True",
-        "network": "a later version: this one has no network",
+        "network": 'allow_network=True or network=["api.example.com"]',
     },
     "blocked_patterns without it",
     "validate_code=False, which turns off this early warning, never the sandbox",
@@ -46,7 +46,7 @@ IN_A_FILE = Words(
         "files": "files.read or files.write in the policy files",
         "processes": "processes.allow in the policy files",
         "shell": "processes.shell in the policy files",
-        "network": "a later version: this one has no network",
+        "network": "--network HOST or --allow-network",
     },
     "a policy file without it in code.blocked, or without code.validate",
     "policy files without [code], which is an early warning, never the sandbox",
@@ -69,7 +69,7 @@ class EarlyLook:
     def against(self, policy: Policy, what: Code | Command) -> Reason | None:
         """Return the reason why the code may not run under this policy; None if it has no issues."""
         validation = self.issues(policy, what)
-        return None if validation is None or validation.valid else self._reason(validation)
+        return None if validation is None or validation.valid else self._reason(validation, _barred(policy, what))
 
     def issues(self, policy: Policy, what: Code | Command) -> Validation | None:
         """Return the issues of the code under this policy. None for a command without code, and for code that cannot run at all."""
@@ -79,15 +79,19 @@ class EarlyLook:
             what = Code("bash", what.argv[2])
         if what.language not in LANGUAGES or not 0 < len(what.source) <= LARGEST_SOURCE:
             return None
-        from agent_sandbox.policy.code.patterns import granted
+        from agent_sandbox.policy.code.patterns import CodeGrant, granted
         from agent_sandbox.policy.code.validate import validate  # slow to load, and most runs of the command line are not checked
 
-        return validate(what.source, what.language, grants=granted(policy), rules=self.rules, more=self.more)
+        # Code that names a host beyond the policy's is warned of as if there were no network.
+        grants = granted(policy) - ({CodeGrant.NETWORK} if _barred(policy, what) else frozenset())
+        return validate(what.source, what.language, grants=grants, rules=self.rules, more=self.more)
 
-    def _reason(self, validation: Validation) -> Reason:
+    def _reason(self, validation: Validation, barred: tuple[str, ...]) -> Reason:
         told = "; ".join(f"line {issue.line}: {issue.tried or issue.pattern} {issue.reason}" for issue in validation.issues[:MOST_TOLD])
         rest = len(validation.issues) - MOST_TOLD
-        why = f"the code uses something that is not permitted: {told}{f'; and {rest} more' if rest > 0 else ''}"
+        told += f"; and {rest} more" if rest > 0 else ""
+        told += f"; the policy does not allow {', '.join(barred[:MOST_TOLD])}" if barred else ""
+        why = f"the code uses something that is not permitted: {told}"
         return Reason("code", why, f"change the code, or permit it: {'; '.join(self._lifting(validation))}; or {self.words.all_of_it}")
 
     def _lifting(self, validation: Validation) -> list[str]:
@@ -96,3 +100,12 @@ class EarlyLook:
             grants = [self.words.permissions[each.value] for each in sorted(issue.granted_by, key=lambda grant: grant.value)]
             ways.setdefault(" and ".join(grants) or self.words.the_list, []).append((grants and issue.tried) or issue.pattern)
         return [f"{', '.join(patterns)} by {way}" for way, patterns in ways.items()]
+
+
+def _barred(policy: Policy, what: Code | Command) -> tuple[str, ...]:
+    """Return the hosts that the code names and that the policy's network does not reach; empty without a network."""
+    if not policy.network.outbound:
+        return ()
+    from agent_sandbox.policy.code.validate import barred_hosts  # as above
+
+    return barred_hosts(what.source if isinstance(what, Code) else what.argv[-1], policy.network)

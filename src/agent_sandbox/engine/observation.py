@@ -7,10 +7,11 @@ rules allow may not exist, and a link may lead to another file.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from agent_sandbox._fast.values import TYPE_CHECKING, replace
 from agent_sandbox.engine.attachments import Attachment
+from agent_sandbox.kernel.doors import RESOLVER_PORT
 from agent_sandbox.kernel.mount_plan import Bind, Copies, NewFile, Overlay, Symlink
 from agent_sandbox.ledger.event import Facts
 from agent_sandbox.policy.model import Policy
@@ -21,6 +22,7 @@ from agent_sandbox.runtime.observe import CONNECT, EXECUTE, LISTEN, READ, RESOLV
 from agent_sandbox.workspace.view.plan import PRIVATE
 
 if TYPE_CHECKING:
+    from agent_sandbox.egress.orders import FlowRecord
     from agent_sandbox.engine.gate import Gate
     from agent_sandbox.engine.work import Outcome
     from agent_sandbox.runtime.base import Completed, Guest
@@ -43,6 +45,8 @@ class Observation(Attachment):
     def ended(self, guest: Guest, completed: Completed, outcome: Outcome) -> Outcome:
         """Add the judged attempts of the run, or of one turn, to the outcome. With `log`, also record them."""
         observed = judged(completed.observed, self._gate.policy, guest.launch)
+        if guest.launch.network:
+            observed = with_flows(observed, outcome.network, guest.launch.network)
         if self._log:
             for what, facts in map(noted, observed):
                 self._gate.note(what, facts)
@@ -62,6 +66,28 @@ def judged(seen: Iterable[tuple[SeenAttempt, int]], policy: Policy, launch: Laun
             key = (each.kind, each.target, each.program, allowed)
             counts[key] = counts.get(key, 0) + times
     return tuple(Observed(*key, times) for key, times in counts.items())
+
+
+def with_flows(observed: Iterable[Observed], flows: Iterable[FlowRecord], ports: Collection[int]) -> tuple[Observed, ...]:
+    """Replace the attempts that arrived at the egress by what it says of them: an observer sees addresses there, and no names.
+
+    The program of a flow is known if only one program used its port.
+    """
+    kept: list[Observed] = []
+    programs: dict[int, set[str]] = {}
+    for each in observed:
+        port = int(each.target.rpartition(":")[2]) if each.kind == CONNECT else RESOLVER_PORT if each.kind == RESOLVE else 0
+        if port == RESOLVER_PORT or port in ports:
+            programs.setdefault(port, set()).add(each.program)
+        else:
+            kept.append(each)
+    counts: dict[tuple[str, str, str, bool], int] = {}
+    for flow in flows:
+        kind, port = (RESOLVE, RESOLVER_PORT) if flow.how == "dns" else (CONNECT, flow.port)
+        by = programs.get(port, set())
+        key = (kind, flow.target, next(iter(by)) if len(by) == 1 else "", not flow.refused)
+        counts[key] = counts.get(key, 0) + flow.times
+    return (*kept, *(Observed(*key, times) for key, times in counts.items()))
 
 
 def noted(observed: Observed) -> tuple[str, Facts]:
@@ -88,7 +114,7 @@ class _Judge:
             return self._may_write(seen.target)
         if seen.kind == EXECUTE:
             return self._may_start(seen.target)
-        return False  # the guest has no network, so no request is allowed
+        return False  # what passes through the egress is judged there; nothing else leaves
 
     def _is_there(self, path: str) -> bool:
         """Return whether the guest's view has this path: a shown file, or a directory on the way to one."""

@@ -15,6 +15,7 @@ from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.engine.attachments import Attachment, Attachments, ReadTracking, attachments_of
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.plan_launch import LaunchPlanner
+from agent_sandbox.engine.provisions import NO_PROVISIONS, Provisions
 from agent_sandbox.engine.retry import Launches, question_of
 from agent_sandbox.engine.runtimes import Choice, Runtimes
 from agent_sandbox.engine.work import Code, Opened, Outcome, Work, action_of, facts, title
@@ -43,7 +44,7 @@ class Session:
 
     If another process uses the stored sandbox, `on_busy` is called with the `Busy` error and `run` waits. Without `on_busy`, `run` raises
     `Busy`. `beside` does slow work in the background; without `beside`, the slow work is done before the run. `early` checks code before it
-    runs. `asked_ns` is when a single run was asked for: see `Stored.for_run`.
+    runs. `asked_ns` is when a single run was asked for: see `Stored.for_run`. `provisions` are for the egress, if there is a network.
     """
 
     gate: Gate
@@ -55,6 +56,7 @@ class Session:
     beside: Callable[[Callable[[], None]], None] | None = None
     early: EarlyLook | None = None
     asked_ns: int | None = None
+    provisions: Provisions = NO_PROVISIONS
 
     def __post_init__(self) -> None:
         self._planner = LaunchPlanner(self.gate.policy, self.project, self.look)
@@ -77,7 +79,7 @@ class Session:
             from agent_sandbox.engine.records import recorded  # few runs are recorded
 
             work = recorded(work, self.policy, lambda: self.runtimes.identity)
-        attachments = attachments_of(work, self.gate)
+        attachments = attachments_of(work, self)
         deed = partial(self._run, work, attachments)
         return self.gate.perform(self.judged(work, action), deed, describe=facts, details=work.text)
 

@@ -19,7 +19,11 @@ from agent_sandbox.runtime.base import Demands
 from agent_sandbox.runtime.router.model import Candidate, Permits, Route, Workload
 
 if TYPE_CHECKING:
+    from typing import Any, TypeVar
+
     from agent_sandbox.runtime.base import Runtime
+
+    T = TypeVar("T")
 
 AUTO = "auto"  # instead of the name of a runtime: the router chooses
 _CHOSEN, _ALL_THERE_IS = "the caller chose it", "no other works on this system"
@@ -40,6 +44,12 @@ class Registry:
         self._factories: dict[str, Callable[[], Runtime]] = {}
         self._automatic: dict[str, None] = {}  # a set that keeps its order
         self._made: dict[str, Runtime] = {}
+        self._companions: dict[type[Any], Any] = {}
+
+    def companion(self, kind: type[T]) -> T:
+        """Return the one object of this kind that accompanies the runtimes, and is closed with them; the first call makes it."""
+        made: T = self._companions.get(kind) or self._companions.setdefault(kind, kind())  # if two threads make it, one is used
+        return made
 
     def register(self, name: str, make: Callable[[], Runtime], *, automatic: bool = True) -> None:
         """Add a runtime, or replace the runtime of this name. Without `automatic`, it is used only if a caller names it."""
@@ -72,8 +82,8 @@ class Registry:
 
     def close(self, *, leaving: bool = False) -> None:
         """Close the runtimes that have been made. The next launch starts them again."""
-        for runtime in [*self._made.values()]:
-            runtime.close(leaving=leaving)
+        for each in [*self._made.values(), *self._companions.values()]:
+            each.close(leaving=leaving)
 
 
 @dataclass(frozen=True)
@@ -132,6 +142,10 @@ class Runtimes:
             if Guarantee.DETERMINISTIC in runtime.traits.guarantees:
                 return runtime.identity
         raise RuntimeUnavailable("there is no runtime for deterministic runs", missing=("deterministic",), hint='use runtime="wasm"')
+
+    def companion(self, kind: type[T]) -> T:
+        """Return the one object of this kind that accompanies the runtimes, and is closed with them."""
+        return self._registry.companion(kind)
 
     def choose(self, policy: Policy, ask: Callable[[], RoutingQuestion], *, acting: bool = True) -> Choice:
         """Return the runtime for a piece of work. `ask` returns the facts about the work, and is called only if there is a choice.

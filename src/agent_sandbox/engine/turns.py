@@ -63,7 +63,7 @@ class InterpreterTurns:
         self.listed = False  # whether they are known
         self._session = session
         self._work = work
-        self._attached = Attachments(*attachments_of(work, session.gate, turns=True))
+        self._attached = Attachments(*attachments_of(work, session, turns=True))
         self._opened: Opened | None = None
         self._killed = False
         self._count = 0

@@ -17,6 +17,7 @@ from agent_sandbox.workspace.changes import ChangeSet, Contents
 if TYPE_CHECKING:
     from typing import Any
 
+    from agent_sandbox.egress.orders import FlowRecord
     from agent_sandbox.engine.attachments import Attachment
     from agent_sandbox.runtime.base import Completed, Guest
     from agent_sandbox.runtime.observe import Observed
@@ -106,6 +107,7 @@ class Outcome:
     tool_errors: tuple[Exception, ...] = ()  # raised by its tools; for the caller, not for the program
     inputs: bytes = b""  # see `Completed`
     observed: tuple[Observed, ...] = ()  # its attempts, each once, in the order of first appearance
+    network: tuple[FlowRecord, ...] = ()  # its connections and queries, in the order in which they ended
     listed: bool = False  # whether `changes` are known: those of a kept sandbox are not looked for after each run
 
     @classmethod

@@ -29,6 +29,7 @@ _ACTIONS = {
     "CallTool": ("tool", "call_tool"),
     "UseFile": ("file", "use_file"),
 }
+_FLOWS = ("flow", "repeated", "lost")  # of the network of a run
 _OBSERVED = ("file", "process", "network")  # observations from a run that is watched closely
 CATEGORIES = (
     *("process", "code", "promotion", "tool", "file", "network", "capability", "approval", "elevation", "outcome", "ledger"),
@@ -247,7 +248,7 @@ def _noted(event: Noted, sandbox: str) -> Told:
     category, _, action = _text(event.what).partition(".")
     facts = facts_in(event.facts)
     allowed = facts.get("allowed", True) is not False
-    level = "warning" if not allowed else "debug" if category in _OBSERVED else "info"
+    level = "warning" if not allowed else "debug" if category in _OBSERVED and action not in _FLOWS else "info"
     target, why = (_text(facts.get(name, "")) for name in ("target", "why"))
     return Told(level, category, action or category, target, allowed, sandbox, why, {"facts": event.facts})
 

@@ -108,7 +108,7 @@ def _read(kept: SavedPlan) -> EffectPlan:
 def _refuse_beyond_files(plan: EffectPlan, *, files_only: bool) -> None:
     if plan.requests and not files_only:
         raise PolicyError(
-            f"the plan needs the network, which sandboxes of this version do not have: it asked for {', '.join(plan.requests[:5])}"
+            f"the plan needs the network, and requests are not carried out again: it asked for {', '.join(plan.requests[:5])}"
             f"{' and more' if len(plan.requests) > 5 else ''}",
             hint="--files-only applies its file changes alone; or run the command yourself",
         )

@@ -121,7 +121,7 @@ def programs(observed: Iterable[Observed], read: Understanding | None, *, watche
 def requests(observed: Iterable[Observed]) -> tuple[NetworkRequest, ...]:
     """Return the network requests among the observed attempts."""
     return tuple(
-        NetworkRequest(each.kind, each.target, each.program, each.times, risk.of_request(each.kind, each.target))
+        NetworkRequest(each.kind, each.target, each.program, each.times, risk.of_request(each.kind, each.target), each.allowed)
         for each in observed
         if each.kind in _NETWORK
     )

@@ -49,13 +49,14 @@ class ProgramUse:
 
 @dataclass(frozen=True)
 class NetworkRequest:
-    """An attempted connection (`connect`), a looked-up name (`resolve`), or an opened port (`listen`)."""
+    """An attempted connection (`connect`), a looked-up name (`resolve`), or an opened port (`listen`). `allowed` is by the policy."""
 
     action: str
     target: str
     program: str = ""
     times: int = 1
     risk: Risk = NONE
+    allowed: bool = False
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from zlib import crc32
 from agent_sandbox._fast.encoding import sha256
 from agent_sandbox._fast.values import TYPE_CHECKING, replace
 from agent_sandbox.errors import WorkspaceError
+from agent_sandbox.kernel.wire import TRUST
 from agent_sandbox.policy.paths import contains
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.beneath import TooMany
@@ -254,6 +255,8 @@ class _Reader:
         after = describe(
             entry.directory, entry.name, entry.status, entry.attributes, own_prefix=self.stack.prefix, owner_shift=self.stack.owner_shift
         )
+        if after.type is EntryType.SYMLINK and contains(TRUST, after.target):
+            return  # a link of the view to certificates of the run, which was moved or touched; see `engine.trust`
         covers_directory = before is not None and before.type is EntryType.DIRECTORY
         hides = after.type is EntryType.DIRECTORY and (entry.opaque or around.hides)
         if after.type is EntryType.DIRECTORY:

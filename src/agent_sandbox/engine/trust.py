@@ -1,0 +1,170 @@
+"""The trust stores of a run with a network: how its programs come to trust the authority of its egress.
+
+The certificates lie in two files of a private directory of the run: as PEM, and as a Java key store. Three things lead programs there, and
+none of them can end up in a change set:
+
+- variables, for the programs that read them;
+- the system's bundle and Java's key store, and certifi's file where packages of Python lie: in the view, each is a link to ours. The link
+  is in a lower layer. Who replaces the file replaces the link, and what is then captured is the new file alone.
+
+A program may also move such a link, or change its owner. The link is then in the upper layer, and is never read as a change: it leads to
+a directory that ended with the run.
+
+Not promised: that a program which copies the content of such a file elsewhere copies it without the authority's certificate.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from base64 import b64decode
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import lru_cache
+from glob import escape, glob
+from hashlib import sha1
+
+from agent_sandbox._fast.values import replace
+from agent_sandbox.kernel.ids import FIRST_ID
+from agent_sandbox.kernel.mount_plan import MountPlan, Overlay, Step, Symlink
+from agent_sandbox.kernel.wire import TRUST
+from agent_sandbox.policy.paths import contains
+
+KNOWN_SECONDS = 5.0  # after this time we notice that a store was installed or removed
+BUNDLE, KEY_STORE = f"{TRUST}/ca.pem", f"{TRUST}/cacerts"
+
+# Each names a file of certificates. Ours replace those of the caller: a program that trusted only the caller's file could not speak to
+# anybody here.
+VARIABLES = (
+    "SSL_CERT_FILE",  # OpenSSL, Go, Ruby, rustls; aiohttp, httpx and uv
+    "REQUESTS_CA_BUNDLE",
+    "CURL_CA_BUNDLE",
+    "PIP_CERT",
+    "NODE_EXTRA_CA_CERTS",
+    "GIT_SSL_CAINFO",
+    "AWS_CA_BUNDLE",
+    "CARGO_HTTP_CAINFO",
+    "DENO_CERT",
+    "HTTPLIB2_CA_CERTS",
+    "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH",
+    "BUNDLE_SSL_CA_CERT",
+    "PERL_LWP_SSL_CA_FILE",
+    "NIX_SSL_CERT_FILE",
+    "CLOUDSDK_CORE_CUSTOM_CA_CERTS_FILE",
+)
+# Where libraries for TLS look for the certificates of the system, on the distributions that we know.
+SYSTEM = (
+    "/etc/ssl/certs/ca-certificates.crt",  # Debian, Ubuntu, Arch, Alpine
+    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",  # Fedora, RHEL
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",  # SUSE
+    "/var/lib/ca-certificates/ca-bundle.pem",
+    "/etc/ssl/cert.pem",  # Alpine, and OpenSSL's own default
+)
+JAVA = (
+    "/etc/ssl/certs/java/cacerts",  # Debian
+    "/etc/pki/ca-trust/extracted/java/cacerts",  # Fedora
+    "/etc/pki/java/cacerts",
+    "/usr/lib/jvm/*/lib/security/cacerts",
+    "/opt/java/*/lib/security/cacerts",
+)
+_PYTHON = ("/usr/lib/python3*", "/usr/lib/python3", "/usr/local/lib/python3*", "/usr/share/python3*")
+_ENVIRONMENTS = (".venv", "venv", "env", ".env")  # of a project, by custom
+_CERTIFI = ("certifi/cacert.pem", "pip/_vendor/certifi/cacert.pem")
+_JKS, _JKS_VERSION, _TRUSTED = b"\xfe\xed\xfe\xed", 2, 2
+_PASSWORD = "changeit"  # of every Java key store with public certificates, by custom
+
+
+def system_roots() -> bytes:
+    """Return the certificates that this machine trusts, as PEM; empty if none are found.
+
+    From the system's own files only, never from the environment: an agent may have written that.
+    """
+    for path in SYSTEM:
+        with suppress(OSError), open(path, "rb") as file:
+            return file.read().rstrip(b"\n") + b"\n"
+    return b""
+
+
+def trusting(plan: MountPlan, project: str | None, env: Mapping[str, str]) -> MountPlan:
+    """Return the plan of a view in which the trust stores that it shows are links to ours."""
+    named = tuple(env[name] for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if os.path.isabs(env.get(name, "")))
+    known = _known_stores(project, named, int(time.monotonic() / KNOWN_SECONDS))
+    places = {step.target: step for step in plan.steps if hasattr(step, "target") and step.target not in known}
+    above = {path: max((target for target in places if contains(target, path)), key=len, default="") for path in known}
+    added: dict[str, list[tuple[str, str]]] = {}
+    for path, ours in known.items():
+        added.setdefault(above[path], []).append((os.path.relpath(path, above[path] or "/"), ours))
+
+    def changed(step: Step) -> Iterator[Step]:
+        target = getattr(step, "target", None)
+        if target not in known:
+            yield replace(step, links_over=tuple(added[step.target])) if isinstance(step, Overlay) and target in added else step
+        elif not isinstance(places.get(above[target]), Overlay):  # a file on its own, in a directory that the view makes
+            yield Symlink(target, known[target])
+
+    return replace(plan, steps=tuple(new for step in plan.steps for new in changed(step)))
+
+
+@lru_cache(maxsize=8)
+def _known_stores(project: str | None, environments: tuple[str, ...], moment: int) -> dict[str, str]:
+    return dict(stores(project, environments))
+
+
+def stores(project: str | None, environments: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
+    """Yield the real path of each trust store on this machine, with the file of ours that takes its place.
+
+    `environments` are virtual environments of Python besides those that a project has by custom.
+    """
+    for path in filter(os.path.isfile, SYSTEM):
+        yield os.path.realpath(path), BUNDLE
+    for pattern in JAVA:
+        for path in _files(pattern):
+            yield path, KEY_STORE
+    for packages in _packages(project, environments):
+        for name in _CERTIFI:
+            for path in _files(f"{packages}/{name}"):
+                yield path, BUNDLE
+
+
+def _packages(project: str | None, named: tuple[str, ...]) -> Iterator[str]:
+    """Yield patterns of the directories where packages of Python lie: the system's, our own, the project's, and the caller's."""
+    for prefix in _PYTHON:
+        yield f"{prefix}/dist-packages"
+        yield f"{prefix}/site-packages"
+    for environment in (*(os.path.join(project, name) for name in _ENVIRONMENTS if project is not None), *named):
+        yield f"{escape(environment)}/lib/python3*/site-packages"
+
+
+def _files(pattern: str) -> Iterable[str]:
+    return sorted({os.path.realpath(path) for path in glob(pattern) if os.path.isfile(path)})
+
+
+def write_trust(directory: int, roots: bytes, authority: bytes) -> None:
+    """Write the files of a run into its private directory: the roots of the machine, and the certificate of its egress. Raises OSError."""
+    for name, content in ((BUNDLE, roots + authority), (KEY_STORE, key_store(roots, authority))):
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(os.path.basename(name), flags, 0o644, dir_fd=directory), "wb") as file:
+            os.fchmod(file.fileno(), 0o644)
+            if os.geteuid() == 0:  # the guest's own root may write to them, as tools that add certificates do: it is lost with the run
+                os.fchown(file.fileno(), FIRST_ID, FIRST_ID)
+            file.write(content)
+
+
+def key_store(*parts: bytes) -> bytes:
+    """Return certificates as a Java key store (JKS), which every Java reads: a count, an entry each, and a digest with the password."""
+    entries = [entry for part in parts for entry in _entries(part)]
+    store = _JKS + _JKS_VERSION.to_bytes(4, "big") + len(entries).to_bytes(4, "big")
+    store += b"".join(_TRUSTED.to_bytes(4, "big") + _utf(f"c{number}") + entry for number, entry in enumerate(entries))
+    return store + sha1(_PASSWORD.encode("utf-16-be") + b"Mighty Aphrodite" + store, usedforsecurity=False).digest()
+
+
+@lru_cache(maxsize=2)  # the roots of the machine are the same for every run
+def _entries(pem: bytes) -> tuple[bytes, ...]:
+    """Return what follows the name in the entry of each certificate."""
+    blocks = [block.partition(b"-----END CERTIFICATE-----")[0] for block in pem.split(b"-----BEGIN CERTIFICATE-----")[1:]]
+    return tuple(bytes(8) + _utf("X.509") + len(content).to_bytes(4, "big") + content for content in map(b64decode, blocks))
+
+
+def _utf(text: str) -> bytes:
+    return len(text).to_bytes(2, "big") + text.encode("ascii")
