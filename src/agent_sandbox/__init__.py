@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         WorkspaceSimulationOptions,
     )
     from agent_sandbox.permissions import FilePermission, NetworkPermission, PermissionLevel, PermissionSet, ProcessPermission
+    from agent_sandbox.policy.bound_secrets import Secret
     from agent_sandbox.policy.model import AskRules
     from agent_sandbox.replays import Replay, replay
     from agent_sandbox.result import SandboxResult, SandboxStatus
@@ -107,6 +108,7 @@ __all__ = [
     "SandboxSettings",
     "SandboxStatus",
     "SandboxWarning",
+    "Secret",
     "SessionOptions",
     "SimulationOptions",
     "ToolError",
@@ -136,6 +138,7 @@ _HOMES = {
         *("CreateArguments", "RunOptions", "SandboxArguments", "SandboxSettings", "SessionOptions", "SimulationOptions", "TurnOptions"),
         *("WorkspaceOptions", "WorkspaceSimulationOptions"),
     ),
+    "policy.bound_secrets": ("Secret",),
     "policy.model": ("AskRules",),
     "permissions": ("FilePermission", "NetworkPermission", "PermissionLevel", "PermissionSet", "ProcessPermission"),
     "workspaces": ("Workspace", "WorkspaceDiff"),

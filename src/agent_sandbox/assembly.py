@@ -13,6 +13,7 @@ from functools import lru_cache
 
 from agent_sandbox._fast.encoding import sha256
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
+from agent_sandbox.engine.provisions import NO_PROVISIONS, Provisions
 from agent_sandbox.engine.runtimes import Registry
 from agent_sandbox.errors import PolicyError, RuntimeUnavailable
 from agent_sandbox.policy.paths import ancestors, contains, normalise
@@ -32,8 +33,11 @@ if TYPE_CHECKING:
     from agent_sandbox.engine.runtimes import Runtimes
     from agent_sandbox.errors import Busy
     from agent_sandbox.ledger.writer import Ledger
+    from agent_sandbox.package_indexes import PackageIndex
     from agent_sandbox.policy.approval_rules import Word
+    from agent_sandbox.policy.bound_secrets import Secret
     from agent_sandbox.policy.model import Policy
+    from agent_sandbox.policy.network import NetworkRules
     from agent_sandbox.policy.tokens import Token
     from agent_sandbox.runtime.base import Runtime
     from agent_sandbox.runtime.process.runtime import ProcessRuntime
@@ -47,6 +51,7 @@ SHARED_CACHE = "/var/cache/agent-sandbox"
 ONE_WALL = "wasm-one-wall"  # used if the caller names it, or if the system has no other runtime
 NOT_LINUX = "the confinement of a process is Linux's, and this is another system"
 WARM = 24  # guests that may wait ready. Each takes at most 8 MB; all together, about as much as one browser tab
+MOST_RULES = 1 << 20  # bytes of a user's table of rules of the search
 _NOT_SEARCHED = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/boot", "/proc", "/sys", "/dev")
 _HOMES = ("/root", "/var/", "/srv/", "/opt/")  # places of home directories besides /home
 
@@ -158,6 +163,23 @@ def check_system() -> None:
         raise RuntimeUnavailable("there are no sandboxes on Windows itself in this version", missing=("posix",), hint=hint)
 
 
+# The modules of the extra `network`, by the distributions that have them.
+_NETWORK = {
+    **{"brotli": "brotli", "cryptography": "cryptography", "google-re2": "re2", "h2": "h2", "hyperscan": "hyperscan"},
+    "zstandard": "zstandard",
+}
+
+
+def check_network() -> None:
+    """Raise `RuntimeUnavailable` if the packages of the extra `network` are not installed: no run could have a network."""
+    from importlib.util import find_spec  # only runs with a network need it
+
+    missing = tuple(name for name, module in _NETWORK.items() if find_spec(module) is None)
+    if missing:
+        hint = f"pip install {' '.join(missing)}, which are of the extra `network`; or run without a network"
+        raise RuntimeUnavailable(f"a network needs packages that are not installed: {', '.join(missing)}", missing=missing, hint=hint)
+
+
 class Assembly:
     """Builds the parts of the product for one host. Each method returns one part."""
 
@@ -187,11 +209,61 @@ class Assembly:
         beside: Callable[[Callable[[], None]], None] | None = None,
         early: EarlyLook | None = None,
         asked_ns: int | None = None,
+        provisions: Provisions | None = None,
     ) -> Session:
-        """Return a session to run work in: on a stored sandbox if there is a `state`, else on throw-away layers. See `Session`."""
+        """Return a session to run work in: on a stored sandbox if there is a `state`, else on throw-away layers. See `Session`.
+
+        Raises `RuntimeUnavailable` if the policy allows a network and the extra `network` is not installed.
+        """
         from agent_sandbox.engine.run import Session
 
-        return Session(gate, runtimes, project=project, state=state, on_busy=on_busy, beside=beside, early=early, asked_ns=asked_ns)
+        if gate.policy.network.outbound:
+            check_network()
+            provisions = provisions or self.provisions(gate.policy, project=project)
+        return Session(
+            gate,
+            runtimes,
+            project=project,
+            state=state,
+            on_busy=on_busy,
+            beside=beside,
+            early=early,
+            asked_ns=asked_ns,
+            provisions=provisions or NO_PROVISIONS,
+        )
+
+    def provisions(
+        self, policy: Policy, secrets: Sequence[Secret] = (), *, project: str | None = None, handed: Iterable[str] = ()
+    ) -> Provisions:
+        """Return what the egress of this policy's runs is given: secrets with their values, and values of the caller that must not leave.
+
+        `handed` are values that the caller gives to the run itself. Raises `PolicyError` for a secret that has no value, or whose host the
+        policy does not allow, and for a table of rules that cannot be read.
+        """
+        if not policy.network.outbound:
+            if secrets:
+                why = f"the secret {secrets[0].name} is for a run with a network, and this one has none"
+                raise PolicyError(why, hint=f"add --network {secrets[0].hosts[0]}")
+            return NO_PROVISIONS
+        from agent_sandbox import secret_values  # few runs have a network
+        from agent_sandbox.policy.bound_secrets import check_bound
+
+        check_bound(secrets, policy.network)
+        home, search = self.host.home, policy.network.search
+        tables = []
+        for path in search.tables if not search.off else ():
+            data = secret_values.read_outside("the table of rules", path, home=home, project=project, most=MOST_RULES)
+            tables.append((path, data.decode("utf-8", "replace")))
+        if (search.actions or search.floor or tables) and not search.off:
+            from agent_sandbox.egress.dlp import rules  # and with it the engine of patterns: few users change the rules
+
+            known = rules.default_rules()
+            for path, text in tables:
+                known = rules.read_rules(text, path, known)
+            search.check_names(frozenset(each.id for each in known))
+        values = secret_values.bound(secrets, os.environ, home=home, project=project)
+        own = secret_values.own_values(os.environ, (*handed, *(each.value for each in values)))
+        return Provisions(values, own, tuple(tables), os.path.join(self.host.state, SEARCHES))
 
     def inbox(
         self,
@@ -266,6 +338,18 @@ class Assembly:
 
         seal = private_files.load_key(self.host.keys).derived(grants.PURPOSE)
         return grants.Capabilities(os.path.join(self.host.state, CAPABILITIES), seal, self.ledger(), clock=time.time)
+
+    def package_indexes(self, project: str | None) -> tuple[PackageIndex, ...]:
+        """Return the package indexes that this machine and this user have configured, outside the project."""
+        from agent_sandbox.package_indexes import configured  # few runs have a network
+
+        return configured(self.host.home, config=os.path.dirname(self.host.config), project=project)
+
+    def network(self, entries: Iterable[str], *, web: bool = False, project: str | None = None) -> NetworkRules:
+        """Return the network that a list of hosts and presets opens, and every public host if `web`. Raises `PolicyError`."""
+        from agent_sandbox.policy.network_presets import network_of  # few runs have a network
+
+        return network_of(entries, web=web, indexes=lambda: [each.host for each in self.package_indexes(project)])
 
     def masks_for(self, project: str) -> tuple[Mask, ...]:
         """Return the masks of a project: the paths that its sandboxes hide. Searches the project and the user's homes for them."""

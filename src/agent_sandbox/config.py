@@ -10,17 +10,19 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 from agent_sandbox.assembly import ONE_WALL, check_system, here, registry
 from agent_sandbox.audit import AuditLevel
 from agent_sandbox.engine.code_check import EarlyLook
+from agent_sandbox.engine.provisions import Provisions
 from agent_sandbox.engine.tools import named
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.options import PathLike
+from agent_sandbox.policy.bound_secrets import Secret
 from agent_sandbox.policy.code.patterns import Rule
-from agent_sandbox.policy.hosts import NO_NETWORK
-from agent_sandbox.policy.model import EVERYWHERE, MIB, Limits, Policy, ProgramRules, locked, repeatable
+from agent_sandbox.policy.model import EVERYWHERE, MIB, OFFLINE, Limits, Policy, ProgramRules, locked, repeatable
+from agent_sandbox.policy.network import NetworkRules
 from agent_sandbox.policy.paths import PathPattern, Tree, ancestors, anchor, normalise, parse
 from agent_sandbox.policy.secrets import Mask, reveal
 
@@ -58,7 +60,13 @@ class SandboxConfig:
         allow_file_read: show the files of the machine that `allowed_paths` names; without `allowed_paths`, all of them.
         allow_file_write: let the run change what it is shown. The changes are captured (`SandboxResult.changes`), never real. Without
             `allow_file_read` the allowed directories are there, but empty. The scratch directory /tmp is writable in any case.
-        allow_network: there is no network in this version. Setting it only causes a warning, and a note in each result.
+        allow_network: let the run reach every public host at the ports 80 and 443, through the egress, which reads and records it.
+        network: let the run reach these hosts alone, through the egress: "api.example.com", "*.example.com", "db.example.com:5432", or the
+            presets "packages", "git-hosts" and "llm-apis". docs/guides/network.md explains each form. Or the rules themselves, as
+            `NetworkRules`. Both settings need the extra `network`, and a native runtime.
+        secrets: secrets that the run uses and never sees, each for some of the hosts that it can reach, such as
+            `Secret("TOKEN", ["api.example.com"])`. The values are read when a sandbox is made.
+        dlp: search everything that leaves for secrets and personal data, and refuse it. False does not.
         allow_subprocess: let the run start processes, and show it the programs of the system. Threads are always possible.
         allow_shell, allowed_commands, denied_commands: which programs, by name and with wildcards ("python*"); without `allowed_commands`
             all of them. Other programs are absent, and files that the run writes or brings along cannot be executed. A runtime that cannot
@@ -125,6 +133,9 @@ class SandboxConfig:
     seed: int = 0
     validate_code: bool = True
     blocked_patterns: Sequence[str | Rule] | None = None
+    network: Sequence[str] | NetworkRules = ()
+    secrets: Sequence[Secret] = ()
+    dlp: bool = True
 
     def __post_init__(self) -> None:
         check_system()
@@ -132,7 +143,7 @@ class SandboxConfig:
             value = getattr(self, setting.name)
             if setting.type == "bool" and not isinstance(value, bool):
                 raise PolicyError(f"{setting.name} must be True or False, not {value!r}", hint="it is a permission; say which")
-            if setting.type.startswith("Sequence") and value is not None:
+            if setting.type.startswith("Sequence") and value is not None and not isinstance(value, NetworkRules):
                 object.__setattr__(self, setting.name, _sequence(setting.name, value))
         if not isinstance(self.audit_level, AuditLevel):
             raise PolicyError(f"audit_level must be an AuditLevel, not {self.audit_level!r}", hint="use AuditLevel.INFO")
@@ -141,12 +152,22 @@ class SandboxConfig:
         if self.runtime in ("wasm", ONE_WALL) and self.allow_subprocess:
             why = f"allow_subprocess=True is refused with runtime={self.runtime!r}: it has no processes"
             raise PolicyError(why, hint='use runtime="process"')
+        if self.runtime in ("wasm", ONE_WALL) and (self.allow_network or self.network):
+            why = f"a network is refused with runtime={self.runtime!r}: it has none"
+            raise PolicyError(why, hint='use runtime="process", or "auto", which chooses it')
+        if self.allow_network and isinstance(self.network, NetworkRules):
+            raise PolicyError("network is given as rules, and allow_network as well", hint="say it in one place: leave allow_network out")
         for name, given in (("deterministic=True", self.deterministic), ("max_fuel", self.max_fuel is not None)):
             if given and self.runtime == "process":
                 raise PolicyError(f"{name} is refused with runtime='process': it cannot be done there", hint='use runtime="wasm" or "auto"')
         check_seed(self.seed)
         for pattern in self.blocked_patterns or ():
             check_pattern(pattern)
+        for secret in self.secrets:
+            if not isinstance(secret, Secret):
+                raise PolicyError("secrets holds what is no Secret", hint='write secrets=[Secret("TOKEN", ["api.example.com"])]')
+            if secret.name in self.env_vars:
+                raise PolicyError(f"env_vars would show the run the secret {secret.name}", hint="leave it out of env_vars")
         for name in self.preload:
             if not _is_module(name):
                 raise PolicyError(f"preload holds {name!r}, which is not a module name", hint='write preload=["numpy"]')
@@ -182,6 +203,7 @@ class SandboxConfig:
             allow_hidden=self.allow_hidden,
             masks=self._masks(allowed, home),
             processes=self.allow_subprocess,
+            network=self._network(),
             limits=self.limits(),
             programs=ProgramRules(
                 (tuple(self.allowed_commands),) if self.allowed_commands else (),
@@ -195,8 +217,24 @@ class SandboxConfig:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Messages about settings that have no effect here."""
-        return (NO_NETWORK,) if self.allow_network else ()
+        """Messages about settings that have less effect here than they may seem to."""
+        if isinstance(self.network, NetworkRules) or "packages" not in self.network:
+            return ()
+        from agent_sandbox.package_indexes import credential_notes  # few sandboxes have a network
+
+        return credential_notes(here().package_indexes(None))
+
+    def _network(self) -> NetworkRules:
+        rules = OFFLINE
+        if isinstance(self.network, NetworkRules):
+            rules = self.network
+        elif self.network or self.allow_network:
+            rules = here().network(self.network, web=self.allow_network)
+        return rules if self.dlp or not rules.outbound else replace(rules, search=replace(rules.search, off=True))
+
+    def _provisions(self, policy: Policy, project: str | None = None) -> Provisions:
+        """Return what the egress of runs under this policy is given. Raises `PolicyError` for a secret that cannot be used."""
+        return here().provisions(policy, tuple(self.secrets), project=project, handed=self.env_vars.values())
 
     def _early_look(self) -> EarlyLook | None:
         """Return the check of code before it runs; None if `validate_code` is off."""

@@ -22,7 +22,7 @@ from agent_sandbox.sandbox import Sandbox
 class IsolationConfig:
     """Limits and environment of one execution. Fields mean the same as in `SandboxConfig`.
 
-    `network_disabled=False` only causes a warning: this version has no network.
+    `network_disabled=False` is `allow_network=True` there: every public host at the ports 80 and 443, through the egress.
     """
 
     timeout_seconds: float | None = 30.0

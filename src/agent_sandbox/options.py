@@ -14,9 +14,11 @@ if TYPE_CHECKING:
     from agent_sandbox.engine.gate import Approver
     from agent_sandbox.permissions import PermissionSet
     from agent_sandbox.policy.action import Action
+    from agent_sandbox.policy.bound_secrets import Secret
     from agent_sandbox.policy.code.patterns import Rule
     from agent_sandbox.policy.decide import Ask
     from agent_sandbox.policy.model import AskRules
+    from agent_sandbox.policy.network import NetworkRules
     from agent_sandbox.policy.tokens import Token
 
 PathLike = str | bytes | os.PathLike[str]
@@ -58,6 +60,9 @@ class _Settings(TypedDict, total=False):
     seed: int
     validate_code: bool
     blocked_patterns: Sequence[str | Rule] | None
+    network: Sequence[str] | NetworkRules
+    secrets: Sequence[Secret]
+    dlp: bool
 
 
 class SandboxSettings(_Settings, total=False):

@@ -1,8 +1,7 @@
 """Permissions of each kind, and sets of them, which become one policy.
 
 Only added permissions are given, and a denial overrides every permission. A permission that cannot be enforced raises `PolicyError` when it
-is added, or `RuntimeUnavailable` when code is run under it. The network is the exception: it may be added, has no effect, and
-`PermissionSet.warnings` says so.
+is added, or `RuntimeUnavailable` when code is run under it.
 """
 
 from __future__ import annotations
@@ -16,8 +15,9 @@ from agent_sandbox.config import SandboxConfig
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.options import PathLike, SandboxSettings
 from agent_sandbox.policy.code.patterns import CodeGrant, granted
-from agent_sandbox.policy.hosts import NetworkRules, network_rules
 from agent_sandbox.policy.model import Policy, ProgramRules
+from agent_sandbox.policy.network import WEB_PORTS, NetworkRules, network_rules
+from agent_sandbox.policy.network_presets import opaque_of
 
 
 class PermissionLevel(IntEnum):
@@ -46,7 +46,15 @@ class FilePermission:
 
 @dataclass(frozen=True)
 class NetworkPermission:
-    """Permission to reach hosts and ports. It is validated, but has no effect yet: this version has no network."""
+    """Permission to reach hosts and ports, through the egress. Without `allow_outbound`, none.
+
+    `allowed_hosts` are names with wildcards ("*.github.com"); without any, every public host is allowed. `allowed_ports` are by default 80
+    and 443. A single host at another port may be sent any bytes, because its protocol is rarely HTTP. A host on a private address is
+    allowed if it is named by that address. `denied_hosts` overrides both.
+
+    `allow_localhost` is about the sandbox's own loopback, where its programs always reach one another; that of the machine is never
+    reachable. `allow_inbound=True` is refused: a sandbox accepts no connections from outside.
+    """
 
     allow_outbound: bool = False
     allow_inbound: bool = False
@@ -60,13 +68,15 @@ class NetworkPermission:
         self.rules()
 
     def rules(self) -> NetworkRules:
-        """Return the permission as network rules. Without `allowed_hosts` or `allowed_ports` all hosts or ports are allowed."""
+        """Return the permission as network rules."""
+        ports = self.allowed_ports or WEB_PORTS
         return network_rules(
             outbound=self.allow_outbound,
             inbound=self.allow_inbound,
             hosts=self.allowed_hosts or None,
             denied=self.denied_hosts,
-            ports=self.allowed_ports or None,
+            ports=ports,
+            opaque=opaque_of(self.allowed_hosts, ports),
             localhost=self.allow_localhost,
         )
 
@@ -99,7 +109,7 @@ Permission = FilePermission | NetworkPermission | ProcessPermission
 _DEFAULTS = {field.name: field.default for field in fields(SandboxConfig)}
 _SAID_BY_PERMISSIONS = (
     *("allow_file_read", "allow_file_write", "allowed_paths", "denied_paths", "allow_hidden"),
-    *("allow_subprocess", "allow_shell", "allowed_commands", "denied_commands", "allow_network"),
+    *("allow_subprocess", "allow_shell", "allowed_commands", "denied_commands", "allow_network", "network"),
 )
 
 
@@ -134,13 +144,13 @@ class PermissionSet:
 
     @property
     def network(self) -> NetworkRules:
-        """The network rules of the added permissions. They have no effect in this version."""
+        """The network rules of the added permissions."""
         held = self._held.get(NetworkPermission)
         return held.rules() if isinstance(held, NetworkPermission) else NetworkRules()
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Messages about permissions that have no effect here."""
+        """Messages about permissions that have less effect here than they may seem to."""
         return self.settings().warnings
 
     @property
@@ -171,7 +181,7 @@ def _settings(held: dict[type, Permission]) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     files, processes, network = (held.get(kind) for kind in (FilePermission, ProcessPermission, NetworkPermission))
     if isinstance(network, NetworkPermission):
-        settings["allow_network"] = network.rules().asks
+        settings["network"] = network.rules()
     if isinstance(files, FilePermission):
         settings |= {
             "allow_file_read": files.level >= PermissionLevel.READ,

@@ -13,7 +13,9 @@ import stat
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, fields, replace
 from agent_sandbox.assembly import here
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.policy.model import Policy, implied
+from agent_sandbox.policy.model import OFFLINE, Guarantee, Policy, implied, with_network
+from agent_sandbox.policy.network import NetworkRules, network_rules
+from agent_sandbox.policy.search_rules import SAID, SearchRules
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,14 +32,21 @@ _TABLE = b"agent-sandbox"  # a pyproject.toml without this text has no settings 
 
 @dataclass(frozen=True)
 class Layers:
-    """The policy documents by authority: the system's on top, then the user's, then the project's."""
+    """The policy documents by authority: the system's on top, then the user's, the project's, and those that an option names."""
 
     system: tuple[Document, ...] = ()
-    below: tuple[Document, ...] = ()  # the user's, then the project's
+    user: tuple[Document, ...] = ()
+    project: tuple[Document, ...] = ()
+    chosen: tuple[Document, ...] = ()
+
+    @property
+    def below(self) -> tuple[Document, ...]:
+        """The documents below the system's."""
+        return (*self.user, *self.project, *self.chosen)
 
     @property
     def all(self) -> tuple[Document, ...]:
-        """All documents: the system's first, the project's last."""
+        """All documents: the system's first."""
         return (*self.system, *self.below)
 
 
@@ -56,24 +65,90 @@ def layers_of(project: str | None, *, system: str | None = None, user: str | Non
     top = _of(SYSTEM if system is None else system)
     if project is None:
         return Layers(top)
-    return Layers(top, (*_of(os.path.join(here().host.config, "policy.toml") if user is None else user), *_of_project(project)))
+    return Layers(top, _of(os.path.join(here().host.config, "policy.toml") if user is None else user), _of_project(project))
 
 
-def under(layers: Layers, ceiling: Policy, flagged: Mapping[str, float | None] | None = None) -> Effective:
+def under(
+    layers: Layers,
+    ceiling: Policy,
+    flagged: Mapping[str, float | None] | None = None,
+    *,
+    typed_network: bool = False,
+    project: str | None = None,
+) -> Effective:
     """Return the policy `ceiling`, narrowed by the layers.
 
     `flagged` are limits from the command line. They replace the limits of the user's and the project's file, up to the system's limits.
+    With `typed_network`, the network of the ceiling is from the command line, too: the hosts that those two files deny stay denied, and
+    else only the system's file and the chosen documents narrow it. Files of the `project` name no package index.
     """
     from agent_sandbox.policy.files.layers import effective
 
-    top = effective(ceiling, layers.system, home=here().host.home)
-    narrowed = effective(top, layers.below, home=here().host.home)
+    home, indexes = here().host.home, _indexes(layers, project)
+    top = effective(ceiling, layers.system, home=home, indexes=indexes)
+    narrowed = effective(top, layers.below, home=home, indexes=indexes)
     # No option sets the output limit. Our own output limit, for JSON documents, must not exceed the limit of a policy file.
     most = {name: getattr((narrowed if name == "output_bytes" else top).policy.limits, name) for name in flagged or ()}
     typed = {name: _within(value, most[name]) for name, value in flagged.items()} if flagged else {}
     limits = replace(narrowed.policy.limits, **typed)  # type: ignore[arg-type]  # as the options were read, which is as Limits wants them
-    requires = narrowed.policy.requires | implied(narrowed.policy.processes, limits, narrowed.policy.programs)
-    return replace(narrowed, policy=replace(narrowed.policy, limits=limits, requires=requires))
+    network = narrowed.policy.network
+    if typed_network and not any(Guarantee.NO_NETWORK.value in layer.get("requires", ()) for layer in layers.below):
+        denied = (each for layer in layers.below for each in layer.get("network.denied_hosts", ()))
+        network = effective(top, layers.chosen, home=home, indexes=indexes).policy.network.narrowed(
+            network_rules(outbound=True, inbound=True, denied=denied, localhost=True)
+        )
+    requires = narrowed.policy.requires | implied(narrowed.policy.processes, limits, narrowed.policy.programs, narrowed.policy.network)
+    if network.outbound:
+        network = replace(network, search=search_of(layers, ceiling.network.search))
+    policy = with_network(replace(narrowed.policy, limits=limits, requires=requires), network)
+    return replace(narrowed, policy=policy, warnings=(*narrowed.warnings, *_network_warnings(layers, ceiling, policy)))
+
+
+def search_of(layers: Layers, asked: SearchRules) -> SearchRules:
+    """Return what the layers say of the search of what leaves, for a caller that asks for this.
+
+    A person's documents (the user's own, and those that an option names) may turn it off, choose milder actions, and name tables of rules.
+    The system's and the project's only make actions stricter; the system's keeps the search on if it says `off = false`.
+    """
+    persons, others = (*layers.user, *layers.chosen), (*layers.system, *layers.project)
+    kept_on = any(layer.get("dlp.off") is False for layer in layers.system)
+    return SearchRules(
+        not kept_on and (asked.off or any(layer.get("dlp.off", False) for layer in persons)),
+        tuple({name: action for layer in persons for action in SAID for name in layer.get(f"dlp.{action}", ())}.items()),
+        tuple(dict.fromkeys((name, action) for layer in others for action in SAID for name in layer.get(f"dlp.{action}", ()))),
+        tuple(dict.fromkeys(path for layer in (*layers.system, *persons) for path in layer.get("dlp.rules", ()))),
+    )
+
+
+def asked_network(layers: Layers, project: str) -> NetworkRules:
+    """Return the network that documents of a person ask for: the user's own, and those that an option names. No other opens one."""
+    from agent_sandbox.policy.files.layers import asks_for_network, network_of_layer
+
+    indexes = _indexes(layers, project)
+    asked = [network_of_layer(each, indexes) for each in (*layers.user, *layers.chosen) if asks_for_network(each)]
+    network = asked[0] if asked else OFFLINE
+    for each in asked[1:]:
+        network = network.narrowed(each)
+    return replace(network, inbound=False)
+
+
+def _indexes(layers: Layers, project: str | None) -> tuple[str, ...]:
+    """Return the hosts of this machine's package indexes, if a layer names the preset that they belong to."""
+    if not any(layer.get("network.presets") for layer in layers.all):
+        return ()
+    return tuple(each.host for each in here().package_indexes(project))
+
+
+def _network_warnings(layers: Layers, ceiling: Policy, policy: Policy) -> tuple[str, ...]:
+    """Return sentences about a network that was asked for and is not there, and about a search that a project cannot turn off."""
+    if policy.network.outbound:
+        asking = [each.origin for each in layers.project if each.get("dlp.off")] if not policy.network.search.off else []
+        return tuple(f"what leaves is searched all the same: a project's file ({each}) cannot turn that off" for each in asking)
+    if ceiling.network.outbound:
+        closing = [each for each in layers.all if each.get("network.outbound") is False or each.get("requires") or each.get("extends")]
+        return (f"no network: {', '.join(each.origin for each in closing or layers.all)} closes it",)
+    asking = [each.origin for each in layers.project if each.get("network.outbound") is True]
+    return tuple(f"no network: a project's file ({each}) narrows one, and opens none; --network HOST does" for each in asking)
 
 
 def bound(policy: Policy, early: EarlyLook | None, project: str | None = None) -> Bound:
@@ -81,7 +156,7 @@ def bound(policy: Policy, early: EarlyLook | None, project: str | None = None) -
     layers = layers_of(project)
     if not layers.all:  # the usual case, in which nothing more is loaded
         return Bound(policy, early)
-    narrowed = under(layers, policy)
+    narrowed = under(layers, policy, project=project)
     endless = replace(policy, limits=replace(policy.limits, wall_seconds=None))
     most = under(Layers(layers.system), endless).policy.limits.wall_seconds
     return Bound(narrowed.policy, early_look(narrowed, early), narrowed.warnings, most)

@@ -114,6 +114,7 @@ class Sandbox:
             audit = AuditLog(level=self.config.audit_level)
         self.audit = audit  # the actions of this sandbox, in memory
         self._ledger = self.audit.over(here().ledger()) if self.audit is not None else here().ledger()
+        self._provisions = self.config._provisions(bound.policy)
         self._session = self._lately = self._session_for(bound.policy, self._early)  # `_lately`: the last session for other settings
         self._expires = None if self.config.lifetime_seconds is None else time.monotonic() + self.config.lifetime_seconds
         self._runs = Runs("sandbox", self._check_lifetime)
@@ -389,7 +390,7 @@ class Sandbox:
     def _session_for(self, policy: Policy, early: EarlyLook | None) -> Session:
         approver = self._asking.approver(policy) if self._asking is not None else None
         gate = here().gate(policy, sandbox=self.id, approver=approver, ledger=self._ledger)
-        return here().session(gate, here().runtimes(self.config.runtime), early=early)
+        return here().session(gate, here().runtimes(self.config.runtime), early=early, provisions=self._provisions)
 
     def _check_the_view_can_be_built(self) -> None:
         """Raise `PolicyError` if the file rules would copy too much: that is a problem of the settings, not of a run."""

@@ -127,6 +127,7 @@ class Workspace:
 
             self._asking = Asking(stored.state.id, approver, capabilities)
         self._env = {**ENVIRONMENT, **environment(env_vars or {})}
+        self._provisions = config._provisions(self._policy, self.project) if config else None
         self._gate = self._gate_of(self._policy)
         self._search: Callable[[], tuple[Mask, ...]] | None = None  # finds the masks of the next run
 
@@ -364,6 +365,7 @@ class Workspace:
                     on_busy=lambda busy: self._await_turn(run, busy),
                     beside=_in_a_thread,
                     early=self._early,
+                    provisions=self._provisions,
                 )
             finally:
                 gate.end()

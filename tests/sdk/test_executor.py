@@ -20,8 +20,7 @@ from agent_sandbox import (
     SandboxStatus,
 )
 from agent_sandbox.assembly import here
-from agent_sandbox.errors import PolicyError, SandboxWarning
-from agent_sandbox.policy.hosts import NO_NETWORK
+from agent_sandbox.errors import PolicyError
 from agent_sandbox.result import refused
 
 
@@ -58,12 +57,12 @@ def test_a_permission_lifts_what_it_covers() -> None:
     assert permitted.execute(opens).stdout == "True\n"
 
 
-def test_a_network_that_was_asked_for_is_noted_as_missing() -> None:
-    executor = CodeExecutor(PermissionSet([NetworkPermission(allow_outbound=True)]))
-    with pytest.warns(SandboxWarning, match="network"):
-        result = executor.execute("print(1)")
-    assert result.stdout == "1\n"
-    assert [note for note in result.notes if "network" in note] == [NO_NETWORK]
+def test_code_may_use_the_network_that_was_permitted() -> None:
+    connects = "import socket\nprint(1)"
+    assert not CodeExecutor().validate_code(connects)["valid"]
+    permitted = CodeExecutor(PermissionSet([NetworkPermission(allow_outbound=True)]))
+    assert permitted.validate_code(connects) == {"valid": True, "issues": []}
+    assert permitted.execute(connects).stdout == "1\n"
 
 
 def test_the_patterns_can_be_replaced_and_the_look_can_be_left_out() -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent_sandbox import IsolationBackend, IsolationConfig, PolicyError, ProcessIsolation, SandboxResult, SandboxStatus, SandboxWarning
-from agent_sandbox.policy.hosts import NO_NETWORK
+from agent_sandbox import IsolationBackend, IsolationConfig, PolicyError, ProcessIsolation, SandboxResult, SandboxStatus
 
 
 def test_process_isolation_is_available_where_these_tests_run() -> None:
@@ -25,11 +24,11 @@ def test_the_limits_of_its_configuration_hold() -> None:
     assert ProcessIsolation().execute("print('x' * 100)", "python", config).stdout == "x" * 10
 
 
-def test_who_asks_for_a_network_is_warned_and_has_none() -> None:
-    config = IsolationConfig(network_disabled=False)
-    with pytest.warns(SandboxWarning, match="network"):
-        result = ProcessIsolation().execute("print(open('/proc/net/route').read().count('\\n'))", "python", config)
-    assert result.stdout == "1\n" and NO_NETWORK in result.notes, "the heading is there, and no route"
+@pytest.mark.parametrize("disabled", [True, False])
+def test_a_backend_has_no_route_of_its_own_with_or_without_a_network(disabled: bool) -> None:
+    config = IsolationConfig(network_disabled=disabled)
+    result = ProcessIsolation().execute("print(open('/proc/net/route').read().count('\\n'))", "python", config)
+    assert result.stdout == "1\n", "the heading is there, and no route"
 
 
 def test_settings_that_cannot_be_enforced_are_refused_when_they_are_made() -> None:

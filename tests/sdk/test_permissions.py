@@ -17,7 +17,7 @@ READ, WRITE = PermissionLevel.READ, PermissionLevel.WRITE
 
 def test_an_empty_set_permits_nothing() -> None:
     policy = PermissionSet().policy()
-    assert not (policy.files.read or policy.files.write or policy.processes or policy.network)
+    assert not (policy.files.read or policy.files.write or policy.processes or policy.network.outbound)
     assert PermissionSet().warnings == () and PermissionSet().grants == frozenset()
 
 
@@ -95,10 +95,11 @@ def test_named_commands_require_that_tools_are_confined_and_unnamed_ones_do_not(
         (ProcessPermission(), set()),
         (ProcessPermission(True), {CodeGrant.PROCESSES}),
         (ProcessPermission(True, True), {CodeGrant.PROCESSES, CodeGrant.SHELL}),
-        (NetworkPermission(allow_outbound=True), set()),
+        (NetworkPermission(), set()),
+        (NetworkPermission(allow_outbound=True), {CodeGrant.NETWORK}),
     ],
 )
-def test_a_permission_lifts_the_warnings_that_it_covers_but_the_network_none(permission: Any, grants: set[CodeGrant]) -> None:
+def test_a_permission_lifts_the_warnings_that_it_covers(permission: Any, grants: set[CodeGrant]) -> None:
     assert PermissionSet([permission]).grants == grants
 
 

@@ -76,9 +76,12 @@ def test_a_project_cannot_widen_what_the_user_says(tree: Path) -> None:
     assert not policy.files.write and not policy.processes
 
 
-def test_a_network_that_is_asked_for_is_warned_of_once(tree: Path) -> None:
-    (tree / "user.toml").write_text("[network]\noutbound = true\n")
-    assert len(under(found(tree), CEILING, {}).warnings) == 1
+def test_a_network_that_a_project_asks_for_is_warned_of_once(tree: Path) -> None:
+    (tree / "project" / "agent-sandbox.toml").write_text("[network]\noutbound = true\n")
+    bound = under(found(tree), CEILING, {})
+    assert len(bound.warnings) == 1 and not bound.policy.network.outbound
+    (tree / "project" / "agent-sandbox.toml").write_text("")
+    assert under(found(tree), CEILING, {}).warnings == ()
 
 
 @pytest.mark.parametrize("place", ["user.toml", "project/agent-sandbox.toml"])

@@ -97,6 +97,8 @@ def test_a_module_says_what_is_public_in_it(module: str) -> None:
 
 def test_the_types_of_the_settings_are_those_of_the_configuration() -> None:
     names = vars(importlib.import_module("agent_sandbox.audit")) | vars(importlib.import_module("agent_sandbox.policy.code.patterns"))
+    names |= vars(importlib.import_module("agent_sandbox.policy.network"))
+    names |= vars(importlib.import_module("agent_sandbox.policy.bound_secrets"))
     typed = get_type_hints(options.SandboxSettings, localns=names)
     configured = {
         name: hint for name, hint in get_type_hints(SandboxConfig).items() if name in {each.name for each in fields(SandboxConfig)}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agent_sandbox import CodeExecutor, PermissionSet, ProcessIsolation, SandboxStatus, SandboxWarning
+from agent_sandbox import CodeExecutor, PermissionSet, ProcessIsolation, SandboxStatus
 from agent_sandbox.policy.code.patterns import DEFAULT
 from tests.seeds.conftest import Example
 from tests.seeds.examples_001 import EXECUTION, PATTERNS, PERMISSIONS, VALIDATION
@@ -44,10 +44,10 @@ def test_the_permissions_are_what_the_policy_says(example: Example) -> None:
     assert (policy.processes, policy.limits.processes) == (True, 5)
 
 
-def test_the_network_permission_is_kept_as_a_wish_and_said_to_have_no_effect(example: Example) -> None:
+def test_the_network_permission_is_what_the_policy_says(example: Example) -> None:
     permissions = example(PERMISSIONS)["permissions"]
     network = permissions.network
-    wished = [
+    asked = [
         ("api.openai.com", 443),
         ("raw.github.com", 80),
         ("github.com", 443),
@@ -55,9 +55,8 @@ def test_the_network_permission_is_kept_as_a_wish_and_said_to_have_no_effect(exa
         ("api.openai.com", 22),
         ("localhost", 80),
     ]
-    assert [network.permits(host, port) for host, port in wished] == [True, True, False, False, False, True]
-    assert permissions.policy().network is False
-    assert len(permissions.warnings) == 1 and "network" in permissions.warnings[0]
+    assert [network.permits(host, port) for host, port in asked] == [True, True, False, False, False, True]
+    assert permissions.policy().network == network and permissions.warnings == ()
 
 
 def test_the_code_is_validated_without_being_run(example: Example, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,8 +77,7 @@ def test_the_executor_runs_code_in_its_context(example: Example) -> None:
 
 def test_the_executor_runs_code_under_the_permissions_of_the_document(example: Example) -> None:
     names = names_of(example, example(PERMISSIONS)["permissions"])
-    with pytest.warns(SandboxWarning, match="network"):
-        assert example(EXECUTION, **names)["result"].stdout == "executed\n"
+    assert example(EXECUTION, **names)["result"].stdout == "executed\n"
 
 
 def test_the_patterns_of_the_document_are_blocked_by_default(example: Example) -> None:

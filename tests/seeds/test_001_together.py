@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import agent_sandbox
-from agent_sandbox import AuditLog, PermissionSet, SandboxStatus, SandboxWarning
+from agent_sandbox import AuditLog, PermissionSet, SandboxStatus
 from tests.seeds import examples_001 as examples
 from tests.seeds.conftest import Example
 
@@ -39,8 +39,7 @@ def test_the_whole_document_runs_as_one_program(
     example: Example, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.warns(SandboxWarning, match="network"):  # the permissions of the document ask for one
-        names = example("\n".join(IN_ORDER), SandboxStatus=SandboxStatus)
+    names = example("\n".join(IN_ORDER), SandboxStatus=SandboxStatus)
     printed = capsys.readouterr().out.splitlines()
     assert printed[:7] == ["Hello from sandbox!", "", "SandboxStatus.COMPLETED", "Total: 0", "Denied: 0", "False", printed[6]]
     assert "'pattern': 'socket'" in printed[6]

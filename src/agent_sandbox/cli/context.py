@@ -13,12 +13,14 @@ from agent_sandbox.cli.caller import in_a_child
 from agent_sandbox.cli.options import CommandOptions, PolicyOptions
 from agent_sandbox.cli.render.messages import Console, remark
 from agent_sandbox.engine.gate import Gate
+from agent_sandbox.engine.provisions import NO_PROVISIONS, Provisions
 from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.runtimes import Runtimes
 from agent_sandbox.errors import Busy, PolicyError, SandboxError
 from agent_sandbox.kernel import mountinfo
-from agent_sandbox.policy.model import CLONED_LIMITS, Limits, Policy, ProgramRules, cloned, repeatable
+from agent_sandbox.policy.model import CLONED_LIMITS, OFFLINE, Limits, Policy, ProgramRules, cloned, repeatable, with_network
 from agent_sandbox.policy.paths import PathPattern, parse
+from agent_sandbox.policy.search_rules import SearchRules
 from agent_sandbox.policy.secrets import reveal
 from agent_sandbox.workspace.changes import Change, ChangeSet
 from agent_sandbox.workspace.originals.runs import file_clock_ns
@@ -97,7 +99,7 @@ def policy_of(options: PolicyOptions, project: Project) -> Policy:
 def layers_for(options: PolicyOptions, project: Project) -> policy_files.Layers:
     """Return the policy files in force for a project, including those that --policy names."""
     layers = policy_files.layers_of(project.path)
-    return replace(layers, below=(*layers.below, *policy_files.chosen(options.files))) if options.files else layers
+    return replace(layers, chosen=policy_files.chosen(options.files)) if options.files else layers
 
 
 def effective_of(options: PolicyOptions, project: Project) -> Effective:
@@ -107,7 +109,12 @@ def effective_of(options: PolicyOptions, project: Project) -> Effective:
 
 def _effective(options: PolicyOptions, project: Project, layers: policy_files.Layers) -> Effective:
     ceiling = _preset(options, project, CLONED_LIMITS)
-    return policy_files.under(layers, ceiling, policy_files.changed_limits(CLONED_LIMITS, _limits(options)))
+    typed = ceiling.network.outbound
+    if not typed:
+        asked = policy_files.asked_network(layers, project.path)
+        ceiling = with_network(ceiling, replace(asked, search=SearchRules(off=options.no_dlp)))
+    limits = policy_files.changed_limits(CLONED_LIMITS, _limits(options))
+    return policy_files.under(layers, ceiling, limits, typed_network=typed, project=project.path)
 
 
 def ceiling_of(options: PolicyOptions, project: Project) -> Policy:
@@ -121,7 +128,11 @@ def _preset(options: PolicyOptions, project: Project, limits: Limits) -> Policy:
         masks = reveal(masks, os.path.abspath(path))
     denied = [_pattern(path) for path in options.deny]
     programs = ProgramRules((options.allow,) if options.allow is not None else (), options.deny_commands)
-    policy = cloned(masks=masks, denied=denied, limits=limits, system=options.system, programs=programs)
+    network = OFFLINE
+    if options.network or options.allow_network:
+        network = here().network(options.network, web=options.allow_network, project=project.path)
+        network = replace(network, search=SearchRules(off=options.no_dlp))
+    policy = cloned(masks=masks, denied=denied, network=network, limits=limits, system=options.system, programs=programs)
     return repeatable(policy) if options.deterministic else policy
 
 
@@ -138,6 +149,11 @@ def _limits(options: PolicyOptions) -> Limits:
 def _governed(options: PolicyOptions, project: Project, console: Console) -> tuple[Policy, EarlyLook | None]:
     """Return the policy of a run, and the check of code before it runs, if any. Prints the warnings of the policy files."""
     layers = layers_for(options, project)
+    if "packages" in options.network or any("packages" in layer.get("network.presets", ()) for layer in layers.all):
+        from agent_sandbox.package_indexes import credential_notes  # few runs have a network
+
+        for note in credential_notes(here().package_indexes(project.path)):
+            console.note(note)
     if not layers.all:
         return _preset(options, project, _limits(options)), None
     effective = _effective(options, project, layers)
@@ -201,8 +217,22 @@ def session_for(options: CommandOptions, console: Console, runtimes: Runtimes, o
         beside=in_a_child,
         early=early,
         asked_ns=asked,
+        provisions=_provisions(options, gate.policy, project),
     )
     return Opening(session, sandbox, project, lifted)
+
+
+def _provisions(options: CommandOptions, policy: Policy, project: Project) -> Provisions:
+    """Return what the egress is given. Raises `PolicyError` for a secret that cannot be used, or that the run is also given itself."""
+    if not (options.secrets or policy.network.outbound):
+        return NO_PROVISIONS
+    from agent_sandbox.policy.bound_secrets import Secret  # few runs have a network
+
+    secrets = tuple(map(Secret.read, options.secrets))
+    handed = {name: value if equals else os.environ.get(name, "") for name, equals, value in (each.partition("=") for each in options.env)}
+    if both := [each.name for each in secrets if each.name in handed]:
+        raise PolicyError(f"--env {both[0]} would show the run the secret {both[0]}", hint="leave --env out: the run has a placeholder")
+    return here().provisions(policy, secrets, project=project.path, handed=handed.values())
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,24 @@ class ObservedFacts:
 
 
 @dataclass(frozen=True)
+class FlowFacts:
+    """A connection of a run, or a query for a name (`how` is dns): with whom, how much, the requests, and why it was refused.
+
+    `findings` are what the search found in it, by action, rule and place; `secrets` are the names of those that were put in.
+    """
+
+    target: str
+    how: str
+    sent: int
+    received: int
+    requests: tuple[str, ...]
+    refused: str | None
+    times: int
+    findings: tuple[str, ...]
+    secrets: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class ChangeCounts:
     """The number of changes in the sandbox after a run. `kept` is false for a throw-away sandbox."""
 
@@ -112,6 +130,7 @@ class RunResult(VerbResult):
     route: RouteFacts
     notes: tuple[str, ...]
     observed: tuple[ObservedFacts, ...] | Omitted  # with --observe
+    network: tuple[FlowFacts, ...] | Omitted  # of a run with a network
     only_programs: tuple[str, ...] | Omitted  # the programs that may be started, if this one could not be
     project: PathName
     changes: ChangeCounts | None
@@ -243,6 +262,12 @@ def _result(work: Work, outcome: Outcome, opening: Opening, signals: list[int], 
         outcome.notes,
         tuple(ObservedFacts(o.kind, PathName(o.target), PathName(o.program), o.allowed, o.times) for o in outcome.observed)
         if work.observe
+        else OMITTED,
+        tuple(
+            FlowFacts(f.target, f.how, f.sent, f.received, f.requests, f.refused or None, f.times, f.findings, f.secrets)
+            for f in outcome.network
+        )
+        if opening.session.policy.network.outbound
         else OMITTED,
         allowed[0] if allowed and not_started else OMITTED,
         PathName(opening.project.path),

@@ -1,6 +1,6 @@
 """The grammar of the command line as data: verbs, options and their help.
 
-Verbs and options of later versions are listed too, so that they are refused by name instead of being misread.
+Verbs of later versions are listed too, so that they are refused by name instead of being misread.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ ANY = 1 << 30
 
 @dataclass(frozen=True)
 class Option:
-    """One option. `value` is the name of its value in help, empty for a switch. `later` names the planned feature that it needs."""
+    """One option. `value` is the name of its value in help, empty for a switch."""
 
     name: str
     value: str = ""
     help: str = ""
     short: tuple[str, ...] = ()
-    later: str = ""
 
 
 @dataclass(frozen=True)
@@ -122,8 +121,16 @@ _OPTIONS = (
     Option("--allow", "PROGRAMS", "start only these programs: git,curl,python*"),
     Option("--deny-command", "PROGRAMS", "never start these programs"),
     Option("--policy", "NAME|FILE", "apply this policy too: high, medium, low, another preset, or a file"),
-    Option("--network", later="the egress"),
-    Option("--allow-network", later="the egress"),
+    Option(
+        "--network", "HOSTS", "let it reach these hosts: api.example.com, *.example.com, db.example.com:5432, packages, git-hosts, llm-apis"
+    ),
+    Option("--allow-network", help="let it reach every public host at ports 80 and 443"),
+    Option(
+        "--secret",
+        "NAME@HOSTS",
+        "let it use a secret that it never sees, towards these hosts: GITHUB_TOKEN@api.github.com, KEY=file:PATH@HOST+header:X-Api-Key",
+    ),
+    Option("--no-dlp", help="do not search what leaves for secrets and personal data"),
     Option("--deterministic", help="the same output, changes and fuel every time: virtual time, seeded randomness; only for code"),
     Option("--seed", "N", "the seed of a deterministic run; default: 0"),
     Option("--fuel", "N", "limit of instructions of code inside WebAssembly"),
@@ -134,7 +141,21 @@ COMMON = ("--json", "--quiet", "--color", "--help", "--project")
 
 _RUNNING = (
     *("--throw-away", "--cwd", "--env", "--env-file", "--timeout", "--memory", "--disk", "--processes", "--deny", "--reveal", "--system"),
-    *("--allow", "--deny-command", "--capability", "--policy", "--explain", "--wait", "--no-wait", "--watch-reads", "--observe"),
+    *(
+        "--allow",
+        "--deny-command",
+        "--network",
+        "--allow-network",
+        "--secret",
+        "--no-dlp",
+        "--capability",
+        "--policy",
+        "--explain",
+        "--wait",
+        "--no-wait",
+        "--watch-reads",
+        "--observe",
+    ),
 )
 _RUNTIMES = ("--runtime", "--deterministic", "--seed", "--fuel", "--record")
 _SHOWING = ("--all", "--stat", "--side-by-side", "--patch", "--raw", "--name-only", "--only", "--no-pager")
@@ -151,7 +172,8 @@ VERBS = {
   agent-sandbox run --throw-away "rm -rf node_modules && ls"
 
 A single word is a line for bash; several words, or those after --, are a program and its arguments. Changes are kept in
-the project's sandbox, on top of those of earlier runs. The machine itself is never written. There is no network.
+the project's sandbox, on top of those of earlier runs. The machine itself is never written. There is no network, unless --network
+names hosts or --allow-network opens all public ones.
 
 It exits as the command does; 124 timed out, 125 the sandbox could not start, 126 denied or not executable,
 127 not found, 128+n ended by signal n, 137 out of memory.""",
@@ -199,7 +221,7 @@ record holds code from whoever made it: it runs in a throw-away sandbox, and its
             *_SHOWING,
             *("--cwd", "--env", "--env-file", "--timeout", "--memory", "--disk", "--processes", "--deny", "--reveal", "--system"),
             "--runtime",
-            *("--allow", "--deny-command", "--policy"),
+            *("--allow", "--deny-command", "--network", "--allow-network", "--secret", "--no-dlp", "--policy"),
         ),
         (0, ANY),
         command=True,
@@ -355,7 +377,7 @@ first; without one it needs --yes, and exits with 3.""",
     "policy": Verb(
         'policy explain | lint | schema | policy test "COMMAND" | policy learn [OPTION…] "COMMAND"… | policy learn -- PROGRAM [ARGUMENT…]',
         "explain, check and test the policy files, or learn a policy from commands",
-        ("--policy", "--add", "--cwd", "--env", "--env-file", "--timeout"),
+        ("--policy", "--network", "--allow-network", "--add", "--cwd", "--env", "--env-file", "--timeout"),
         (1, ANY),
         too_many="put the command in quotes",
         details="""  agent-sandbox policy explain
@@ -366,7 +388,8 @@ first; without one it needs --yes, and exits with 3.""",
 Policy files are /etc/agent-sandbox/policy.toml, ~/.config/agent-sandbox/policy.toml, and in the project agent-sandbox.toml,
 or the table tool.agent-sandbox of pyproject.toml. Each can only take away from what those before it left. Options on the
 command line override the last two, never the first. --policy applies one more, a preset or a file, which can only take
-away, too.
+away, too. The network is opened by --network, by --allow-network, or by network.outbound = true in your own file or in one
+that --policy names; a project's file opens none.
 
 test runs nothing: it says what the command would start and do. It exits with 126 if the command would be denied, and with 3
 if a person would be asked. lint exits with 1 if something is odd. schema prints a JSON Schema of policy files.

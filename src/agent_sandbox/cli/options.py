@@ -55,9 +55,15 @@ class PolicyOptions:
     files: tuple[str, ...] = ()  # more policies, by name or path
     system: bool = False
     deterministic: bool = False
+    network: tuple[str, ...] = ()  # hosts and presets
+    allow_network: bool = False  # every public host
+    no_dlp: bool = False
 
     @classmethod
     def read(cls, request: Request) -> PolicyOptions:
+        network = read_names(request, "--network")
+        if request.has("--network") and not network:
+            raise UsageError("--network names no host", hint="--network api.example.com, or --network packages")
         output = (("output_bytes", JSON_OUTPUT_BYTES),) if request.has("--json") else ()
         return cls(
             (*read_limits(request), *output),
@@ -68,6 +74,9 @@ class PolicyOptions:
             request.values("--policy"),
             request.has("--system"),
             request.has("--deterministic"),
+            network,
+            request.has("--allow-network"),
+            request.has("--no-dlp"),
         )
 
 
@@ -117,6 +126,7 @@ class CommandOptions:
     simulate: bool = False
     diff: bool = False
     show: ShowOptions = ShowOptions()
+    secrets: tuple[str, ...] = ()  # as they are written
 
     @classmethod
     def read(cls, request: Request) -> CommandOptions:
@@ -152,6 +162,7 @@ class CommandOptions:
             simulate,
             diff,
             ShowOptions.read(request) if simulate or diff or request.verb == "diff" else ShowOptions(),
+            request.values("--secret"),
         )
 
     @property

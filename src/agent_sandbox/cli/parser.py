@@ -80,8 +80,6 @@ def _take_options(line: list[str], given: dict[str, list[str]], verb: str) -> st
         option = OPTIONS.get(name)
         if option is None:
             raise _unknown_option(name, verb)
-        if option.later:
-            raise UsageError(f"{option.name} is not there yet: it arrives with {option.later}", hint="run without it")
         if option.value and not equals:
             if not line:
                 raise UsageError(f"{name} needs a value: {option.name} {option.value}", hint=f"see: agent-sandbox help {verb}".rstrip())

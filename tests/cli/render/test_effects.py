@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 
@@ -58,6 +59,14 @@ def of_names(names: list[str]) -> EffectPlan:
         notes=tuple(names),
         watched=True,
     )
+
+
+def test_a_request_that_the_policy_allows_is_told_from_one_that_was_blocked() -> None:
+    asked = NetworkRequest("connect", "a.example:443", "/usr/bin/curl"), NetworkRequest("connect", "b.example:443", allowed=True)
+    plan = of_names(["x"])
+    rows = ["\n".join(shown(replace(plan, network=network))) for network in (asked[:1], asked)]
+    assert "Network: 1, all blocked" in rows[0] and "[allowed]" not in rows[0]
+    assert "all blocked" not in rows[1] and "b.example:443 [allowed]" in rows[1]
 
 
 def test_strings_that_have_hurt_others_are_harmless(evaluation_file: Callable[[str], Path]) -> None:

@@ -13,7 +13,7 @@ from agent_sandbox._fast.values import dataclass, replace
 from agent_sandbox.cli.render.changes import Material, PlanFacts, listed
 from agent_sandbox.cli.render.messages import counted, human_size, shown
 from agent_sandbox.cli.results import PathName
-from agent_sandbox.engine.simulation.plan import EffectPlan, FileEffect
+from agent_sandbox.engine.simulation.plan import EffectPlan, FileEffect, NetworkRequest
 from agent_sandbox.engine.simulation.risk import Level, Risk, of_deletions, of_unlisted, of_unseen
 from agent_sandbox.policy.programs import reads_a_line
 from agent_sandbox.workspace.changes import Change, Kind
@@ -89,9 +89,10 @@ def closing(plan: EffectPlan, *, kept: bool) -> Iterator[Row]:
             )
         yield from _more(plan.programs)
     if plan.network or plan.requests:
-        yield from _section(f"Network: {len(plan.network) or len(plan.requests)}, all blocked")
+        blocked = "" if any(each.allowed for each in plan.network) else ", all blocked"
+        yield from _section(f"Network: {len(plan.network) or len(plan.requests)}{blocked}")
         for request in plan.network[:_LISTED]:
-            yield ours(WARNING, f"{request.action} {named(request.target)}{_by(request.program)}{_times(request.times)}")
+            yield ours(WARNING, f"{request.action} {named(request.target)}{_by(request.program)}{_times(request.times)}{_allowed(request)}")
         for target in plan.requests[:_LISTED] if not plan.network else ():
             yield ours(WARNING, f"request {named(target)}, by the text of the command")
         yield from _more(plan.network)
@@ -118,6 +119,10 @@ def _section(title: str) -> Iterator[Row]:
 def _more(every: tuple[object, ...]) -> Iterator[Row]:
     if len(every) > _LISTED:
         yield ours(WARNING, f"and {len(every) - _LISTED:,} more (--json has all)")
+
+
+def _allowed(request: NetworkRequest) -> str:
+    return " [allowed]" if request.allowed else ""
 
 
 def _times(times: int) -> str:
@@ -204,13 +209,14 @@ class ProgramFacts:
 
 @dataclass(frozen=True)
 class NetworkFacts:
-    """A network request of the command, such as a name lookup or a connection."""
+    """A network request of the command, such as a name lookup or a connection, and whether the policy allows it."""
 
     action: str
     target: str
     program: PathName
     times: int
     risk: Risk
+    allowed: bool
 
 
 @dataclass(frozen=True)
@@ -256,7 +262,10 @@ def effect_facts(plan: EffectPlan) -> EffectFacts:
         tuple(ReadFacts(PathName(each.path), each.sha256 or None) for each in plan.read),
         {name: tuple(shown(each) for each in wanted) for name, wanted in plan.needs.items()},
         tuple(ProgramFacts(PathName(each.program), each.times, each.allowed, each.risk) for each in plan.programs),
-        tuple(NetworkFacts(each.action, shown(each.target), PathName(each.program), each.times, each.risk) for each in plan.network),
+        tuple(
+            NetworkFacts(each.action, shown(each.target), PathName(each.program), each.times, each.risk, each.allowed)
+            for each in plan.network
+        ),
         tuple(shown(target) for target in plan.requests),
         tuple(SecretFacts(each.sort, PathName(each.name), each.why, each.risk) for each in plan.secrets),
         tuple(PredictionFacts(each.effect, shown(each.what), each.risk) for each in plan.predicted),
