@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+import socket
 import sys
 import tempfile
 from collections.abc import Callable
@@ -122,6 +123,31 @@ def no_pid_namespace() -> None:
 def no_network_namespace() -> None:
     without_namespace(sc.CLONE_NEWNET)
     namespaces.raise_loopback = nothing
+
+
+@sabotage("egress-hosts", "egress-names")
+def every_host() -> None:
+    module("policy.network").NetworkRules.objection = lambda rules, name, port=None: ""
+    with suppress(ImportError):  # only the egress process has it at hand
+        module("egress.addresses").objection = lambda address: ""
+
+
+@sabotage("egress-routes")
+def doors_beside_the_way_out() -> None:
+    doors = module("kernel.doors")
+
+    def beside(ports: object, trust: int = -1) -> Any:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.bind(("127.0.0.1", 0))
+            return doors.Doors((sock.detach(),), (), trust)
+
+    keeper._NAMESPACES &= ~sc.CLONE_NEWNET  # not `unshare` itself: the attack needs a network namespace of its own
+    doors.open_doors = beside
+
+
+@sabotage("egress-process")
+def processes_in_sight() -> None:
+    proc_of_the_machine()
 
 
 @sabotage("ipc-namespace", "fresh-memory")
@@ -545,9 +571,9 @@ def layers_widen() -> None:
 
     narrowed, first = layers.narrowed, list[Any]()
 
-    def last_wins(above: Any, layer: Any, *, home: str) -> Any:
+    def last_wins(above: Any, layer: Any, **more: Any) -> Any:
         first.append(above)
-        return narrowed(first[0], layer, home=home)
+        return narrowed(first[0], layer, **more)
 
     layers.narrowed = last_wins
 

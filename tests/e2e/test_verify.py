@@ -11,6 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from agent_sandbox import assembly
+from agent_sandbox.errors import SandboxError
+from agent_sandbox.kernel import namespaces
+from agent_sandbox.kernel import syscalls as sc
+from agent_sandbox.selftest.bench import DecoyBench
+from agent_sandbox.selftest.boxes import Found
+from agent_sandbox.selftest.probe import judge, look
+from agent_sandbox.selftest.probes import PROBES, egress
 from agent_sandbox.selftest.walls import NOT_ATTACKED
 from tests.e2e.program import PROGRAM, Shell, words
 from tests.e2e.test_bad_input import NO_USER_NAMESPACES, in_namespace
@@ -160,3 +168,32 @@ def processes_of(bench: Path) -> list[str]:
         if b"TMPDIR=" + os.fsencode(bench) in variables.split(b"\0"):
             found.append(pid)
     return found
+
+
+def test_without_the_extra_for_networks_the_door_is_not_covered_and_the_remedy_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assembly, "_NETWORK", {"no-such-package": "no_such_package"})
+    doors = [probe for probe in PROBES if probe.name.startswith("door")]
+    seen = look(doors, DecoyBench("/nowhere", ""), None)
+    assert len(doors) == 2
+    for probe in doors:
+        result = judge(probe, "run", Found(), seen[probe.name])
+        assert (result.status, result.bad) == ("inconclusive", False)
+        assert "not covered" in result.why and "pip install no-such-package" in result.why
+
+
+def test_the_addresses_of_an_attack_are_never_given_to_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    attacked = tmp_path / "attacked"
+
+    def attack() -> Found:
+        attacked.touch()
+        return Found()
+
+    egress.in_world(attack)
+    assert attacked.exists(), "the control: in a world of its own it goes on"
+    attacked.unlink()
+    monkeypatch.setattr(sc, "unshare", lambda flags: None)
+    monkeypatch.setattr(namespaces, "enter_own_user_namespace", lambda: None)
+    monkeypatch.setattr(namespaces, "raise_loopback", lambda: None)
+    with pytest.raises(SandboxError, match="no world of its own"):
+        egress.in_world(attack)
+    assert not attacked.exists()

@@ -68,6 +68,7 @@ class Attempt:
     throw_away: bool = False  # use throw-away layers in a box that normally keeps its layers
     project: bool = False  # show the project even where nothing else of the machine is shown
     tools: tuple[str, ...] = ()  # allow only these programs where processes are otherwise not allowed
+    network: tuple[str, ...] = ()  # allow these hosts where there is otherwise no network
     terminal: bool = False
     session: bool = False  # without a sandbox, stay in the session of the caller
     watch: Callable[[], None] | None = None

@@ -14,7 +14,8 @@ from agent_sandbox.assembly import here
 from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.work import Command, Work
 from agent_sandbox.errors import RuntimeUnavailable
-from agent_sandbox.policy.model import MIB, Guarantee, Policy, implied
+from agent_sandbox.policy.model import MIB, Guarantee, Policy, implied, with_network
+from agent_sandbox.policy.network_presets import network_of
 from agent_sandbox.policy.paths import Tree, ancestors
 from agent_sandbox.policy.secrets import default_masks
 from agent_sandbox.runtime.base import Completed, Terminal
@@ -95,7 +96,7 @@ class Cloned:
         return (*PYTHON, f"{self._bench.project}/{SCRIPTS}/{attempt.module}.py", attempt.call())
 
     def _session(self, attempt: Attempt) -> Session:
-        key = (attempt.throw_away, *sorted(attempt.limits.items()))
+        key = (attempt.throw_away, attempt.network, *sorted(attempt.limits.items()))
         if key not in self._sessions:
             self._sessions[key] = self._make_session(attempt)
         return self._sessions[key]
@@ -104,9 +105,15 @@ class Cloned:
         own = self.policy.limits
         wall = min(own.wall_seconds or patience(), patience())
         limits = replace(own, **{"wall_seconds": wall, **attempt.limits})
-        policy = replace(self.policy, limits=limits, requires=self.policy.requires | implied(self.policy.processes, limits))
+        policy = replace(
+            self.policy, limits=limits, requires=self.policy.requires | implied(self.policy.processes, limits, network=self.policy.network)
+        )
+        if attempt.network:
+            policy = with_network(policy, network_of(attempt.network))
         state = None if attempt.throw_away else self._state
-        return here().session(here().gate(policy), here().only(self._runtime), project=self._bench.project, state=state)
+        # An attempt with a network runs in a fork of ours, in a world of its own. Its sandbox must start there, too.
+        runtime = ProcessRuntime(single_threaded=True) if attempt.network else self._runtime
+        return here().session(here().gate(policy), here().only(runtime), project=self._bench.project, state=state)
 
     def supervisor(self) -> tuple[str, ...]:
         """Return the command line of `agent-sandbox run` with a throw-away sandbox."""

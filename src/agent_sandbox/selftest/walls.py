@@ -39,6 +39,9 @@ _NAMESPACES = {
 }
 _CAPABILITIES = tuple(f"powers:{name}" for name in ("CapPrm", "CapEff", "CapBnd"))
 
+_HOSTS = tuple(f"door:{way}" for way in ("metadata address", "address", "address of IPv6", "loopback"))
+_WAYS = tuple(f"door:{way}" for way in ("other port", "datagram", "second resolver", "raw socket"))
+
 ATTACKED: tuple[Wall, ...] = (
     *(
         Wall(f"{name}-namespace", says, (f"own-namespaces:{kind}",), guarantees=(guarantee,))
@@ -70,6 +73,10 @@ ATTACKED: tuple[Wall, ...] = (
     Wall("init-private", "Init keeps its memory to itself.", ("init",)),
     Wall("signals", "Processes of the machine cannot be signalled or traced.", ("harm-processes", "trace-processes")),
     Wall("no-network", "Nothing outside is reached.", ("tcp", "udp", "dns", "route"), guarantees=(G.NO_NETWORK,)),
+    Wall("egress-hosts", "With a network, only allowed hosts are reached.", _HOSTS, guarantees=(G.EGRESS_ONLY,)),
+    Wall("egress-names", "Nobody is asked for a name that is not allowed.", ("door:name",), guarantees=(G.EGRESS_ONLY,)),
+    Wall("egress-routes", "With a network, too, every way ends at the door.", _WAYS, guarantees=(G.EGRESS_ONLY,)),
+    Wall("egress-process", "The process behind the door is not seen.", ("door-process",)),
     Wall("unix-sockets", "Sockets of the machine are not reached.", ("unix-names", "unix-files"), guarantees=(G.NO_NETWORK,)),
     Wall("no-new-processes", "Where processes are not allowed, none starts.", ("start-processes",), guarantees=(G.NO_NEW_PROCESSES,)),
     Wall("programs", "Only allowed programs start.", ("start-other-tools",), guarantees=(G.PROGRAMS_CONFINED,)),

@@ -6,6 +6,7 @@ from agent_sandbox.selftest.probe import Probe
 from agent_sandbox.selftest.probes import (
     confinement,
     counters,
+    egress,
     files,
     governance,
     kernel,
@@ -17,7 +18,7 @@ from agent_sandbox.selftest.probes import (
     wasm,
 )
 
-_SUBJECTS = (files, network, processes, kernel, confinement, limits, counters, persistence, wasm, promotion, governance)
+_SUBJECTS = (files, network, egress, processes, kernel, confinement, limits, counters, persistence, wasm, promotion, governance)
 
 PROBES: tuple[Probe, ...] = tuple(
     probe for subject in (*(each.SUBJECT for each in _SUBJECTS), persistence.LEDGER) for probe in subject.probes
