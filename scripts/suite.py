@@ -31,10 +31,14 @@ AT_ONCE = min(len(os.sched_getaffinity(0)), 4) + 2  # more than there are proces
 PYTEST = (sys.executable, "-m", "pytest", "--quiet", "-p", "no:cacheprovider", "--durations=25", "--durations-min=2")
 # Unprivileged, what is slow is left to `make security` and `make torture`: the way things end is the same.
 UNPRIVILEGED = ("env", "MARKS=not torture and not slow", "scripts/unprivileged.sh")
-AS_A_USER = ("e2e", "contract", "security")  # what is run unprivileged as well, a part each
+# What is run unprivileged as well, a part each.
+AS_A_USER = {
+    **{name: (f"tests/{name}",) for name in ("e2e", "contract", "security")},
+    "network": ("tests/egress/test_confinement.py", "tests/engine/test_egress.py", "tests/engine/test_trust.py"),
+}
 FAILURE = re.compile(r"(?:FAILED|ERROR) (?P<name>tests/\S+.*)")  # a line of pytest's summary
 # Folders without WebAssembly, which need not wait until it is compiled: a part each, and those that are over soon.
-LONG_AND_PLAIN = ("workspace",)
+LONG_AND_PLAIN = ("workspace", "egress")
 PLAIN = ("bench", "cli", "fast", "kernel", "ledger", "policy", "readers")
 LONG = {"e2e": 3, "security": 2, "contract": 1, "runtime": 1, "sdk": 1}  # and how many parts each of the others is
 
@@ -67,14 +71,14 @@ def parts() -> Iterator[Part]:
     for name in LONG_AND_PLAIN:
         yield Part(name, (*PYTEST, f"tests/{name}"))
     yield Part("plain", (*PYTEST, *(f"tests/{name}" for name in PLAIN)))
-    for name in AS_A_USER if ROOT else ():
-        yield Part(f"user-{name}", (*UNPRIVILEGED, f"tests/{name}"), compiled=True)
-    if ROOT:  # root skips them, and they are the only tests of these folders that need another user
-        others = sorted(
-            each.name for each in (CHECKOUT / "tests").iterdir() if each.is_dir() and each.name not in (*AS_A_USER, "__pycache__")
+    for name, places in AS_A_USER.items() if ROOT else ():
+        yield Part(f"user-{name}", (*UNPRIVILEGED, *places), compiled=True)
+    if ROOT:  # root skips the tests that need another user; here are those of the folders that are not run unprivileged anyway
+        needing = [file for file in (CHECKOUT / "tests").rglob("test_*.py") if "mark.needs_user" in file.read_text()]
+        files = sorted(
+            str(file.relative_to(CHECKOUT)) for file in needing if file.relative_to(CHECKOUT / "tests").parts[0] not in AS_A_USER
         )
-        only = ("env", "MARKS=needs_user and not torture", "scripts/unprivileged.sh", *(f"tests/{name}" for name in others))
-        yield Part("user-only", only, compiled=True)
+        yield Part("user-only", ("env", "MARKS=needs_user and not torture", "scripts/unprivileged.sh", *files), compiled=True)
     for name, pieces in LONG.items():
         files = sorted(str(file.relative_to(CHECKOUT)) for file in (CHECKOUT / "tests" / name).rglob("test_*.py"))
         for piece in range(pieces):

@@ -75,9 +75,8 @@ def command_line() -> Iterator[str]:
     yield from ("| kind | reason |", "|---|---|")
     yield from (f"| `{name}` | {_cell(reason)} |" for name, reason in CLASSES.items())
     later = {name: verb.later for name, verb in VERBS.items() if verb.later}
-    yield from ("", "## Not there yet", "", "These are refused by name.", "", "| verb or option | arrives with |", "|---|---|")
+    yield from ("", "## Not there yet", "", "These are refused by name.", "", "| verb | arrives with |", "|---|---|")
     yield from (f"| `{name}` | {what} |" for name, what in later.items())
-    yield from (f"| `{option.name}` | {option.later} |" for option in OPTIONS.values() if option.later)
 
 
 def _options(names: tuple[str, ...], helps: Mapping[str, str] = MappingProxyType({})) -> Iterator[str]:

@@ -3,6 +3,7 @@ the end that nothing was left running, mounted or allocated."""
 
 from __future__ import annotations
 
+import gc
 import getpass
 import os
 import signal
@@ -124,6 +125,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """A suite that passes and leaves something behind has not passed."""
     if (assembly := sys.modules.get("agent_sandbox.assembly")) is not None:
         assembly.here().process().close()  # as the end of this process would: it is for all sandboxes, and the next run starts it again
+        for registry in [each for each in gc.get_objects() if type(each) is assembly.Registry]:  # one for each state directory
+            registry.close()
     left = left_since(session.config.stash[TRACES_BEFORE])
     if left:
         reporter = session.config.pluginmanager.getplugin("terminalreporter")

@@ -22,6 +22,7 @@ PLACES_OF_ONE_MACHINE = re.compile(
 PACKAGE_HOSTS = re.compile(
     "registry." + r"npmjs|pypi\." + r"org/simple|(?:deb|archive|security)\." + r"(?:debian|ubuntu)\.|" + "--(?:extra-)?index" + "-url"
 )
+PUBLIC_HOSTS = "src/agent_sandbox/policy/network_presets.py"  # the network preset `packages` is a list of them
 UNFINISHED = re.compile(r"\b(?:TO" + "DO|FIX" + "ME|XX" + r"X|HA" + r"CK)\b")
 
 
@@ -77,7 +78,9 @@ def test_a_path_that_any_machine_may_have_is_not_mistaken_for_one(text: str) -> 
 
 
 def test_no_file_names_a_package_host_because_that_is_for_the_machine_to_configure() -> None:
-    assert findings(PACKAGE_HOSTS) == []
+    named = findings(PACKAGE_HOSTS)
+    assert [each for each in named if not each.startswith(PUBLIC_HOSTS)] == []
+    assert named, "the rule watches nothing: the preset names none"
 
 
 def test_nothing_is_left_for_later() -> None:

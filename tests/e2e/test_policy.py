@@ -59,11 +59,11 @@ def test_a_mistake_in_a_file_stops_every_run_and_says_what_to_do(shell: Shell, p
     assert "there is no setting 'files.reed'" in words(done) and "did you mean files.read?" in words(done)
 
 
-def test_a_network_that_is_asked_for_is_said_to_be_missing(shell: Shell, project: Path) -> None:
+def test_a_network_that_a_project_asks_for_is_said_to_be_missing(shell: Shell, project: Path) -> None:
     (project / "agent-sandbox.toml").write_text("[network]\noutbound = true\n")
     done = shell("run", "true")
     assert done.returncode == 0
-    assert "the network is asked for, and this version has none" in words(done)
+    assert "narrows one, and opens none; --network HOST does" in words(done)
     assert shell("--quiet", "run", "true").stderr == b""
 
 

@@ -7,7 +7,6 @@ import pytest
 from tests.e2e.program import Shell, words
 
 VERBS = ["try", "timeline", "rewind", "serve", "mcp"]
-OPTIONS = [["--allow-network"], ["--network"]]
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -15,15 +14,6 @@ def test_a_verb_of_a_later_version_is_refused_by_name(shell: Shell, verb: str) -
     done = shell(verb, "whatever", "--else")
     assert done.returncode == 2
     assert f"{verb!r} is not there yet" in words(done)
-
-
-@pytest.mark.parametrize("option", OPTIONS)
-def test_an_option_of_a_later_version_is_refused_by_name_wherever_it_stands(shell: Shell, option: list[str]) -> None:
-    for line in ([*option, "run", "touch ran"], ["run", *option, "touch ran"]):
-        done = shell(*line)
-        assert done.returncode == 2
-        assert f"{option[0].partition('=')[0]} is not there yet" in words(done)
-    assert shell("diff").stdout == b""
 
 
 def test_mistyped_words_are_met_with_a_suggestion(shell: Shell) -> None:

@@ -77,7 +77,7 @@ def _in_force(project: Path, users: str, tmp_path: Path) -> tuple[object, ...]:
     policy, limits = found.policy, found.policy.limits
     runs = tuple(isinstance(decide(policy, (), RunCommand.of([name]), now=0.0), Allow) for name in ("ls", "curl", "bash"))
     numbers = (limits.memory_bytes, limits.wall_seconds, limits.processes)
-    network = found.network.outbound, found.network.inbound
+    network = policy.network
     return policy.files.write, policy.files.denied, runs, network, *numbers, found.validate, found.blocked
 
 

@@ -1,0 +1,245 @@
+"""Runs with a network: real clients on a small internet, which writes down every byte that reaches it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.program import PROGRAM
+from tests.egress.internet import ADDRESSES, PACKAGE, Visit, run_on_internet
+
+WEB, OTHER = (ADDRESSES[name] for name in ("web.test", "other.test"))
+Go = Callable[..., Visit]
+
+HELLO = "echo hello from {0}"
+JAVA = """
+import java.net.URI;
+import java.net.http.*;
+
+class Fetch {
+    public static void main(String[] words) throws Exception {
+        var request = HttpRequest.newBuilder(URI.create(words[0])).build();
+        System.out.println(HttpClient.newHttpClient().send(request, HttpResponse.BodyHandlers.ofString()).body());
+    }
+}
+"""
+PYTHON = shlex.quote(sys.executable)
+PIP = f"-q --no-deps --no-cache-dir --retries 0 --disable-pip-version-check -i https://{{0}}/simple/ {PACKAGE}"
+# Each reaches one host, and says hello from there only if it did. What it writes, it writes to the project.
+CLIENTS = {
+    "curl": "curl -sS https://{0}/page",
+    "curl without encryption": "curl -sSf http://{0}/page",
+    "wget": "wget -qO- https://{0}/page",
+    "urllib": "python3 -c \"import urllib.request; print(urllib.request.urlopen('https://{0}/page').read().decode())\"",
+    "requests": f"{PYTHON} -c \"import requests; print(requests.get('https://{{0}}/page').text)\"",
+    "httpx": f"{PYTHON} -c \"import httpx; print(httpx.get('https://{{0}}/page').text)\"",
+    "aiohttp": f"{PYTHON} -c \"import aiohttp, asyncio\nasync def get():\n async with aiohttp.request('GET', 'https://{{0}}/page') as got:"
+    '\n  print(await got.text())\nasyncio.run(get())"',
+    "node": "node -e \"fetch('https://{0}/page').then(r => r.text()).then(console.log).catch(e => {{console.error(e); process.exit(1)}})\"",
+    "java": "java Fetch.java https://{0}/page",
+    "git": f"git clone -q https://{{0}}/git/one clone-{{0}} && cat clone-{{0}}/greeting && {HELLO}",
+    "pip": f"python3 -m venv --without-pip env-{{0}} && python3 -m pip --python env-{{0}}/bin/python install {PIP}"
+    f" && env-{{0}}/bin/python -c 'import {PACKAGE}' && {HELLO}",
+    "uv": f"uv pip install -q --no-cache --target got-{{0}} --default-index https://{{0}}/simple/ {PACKAGE}"
+    f" && PYTHONPATH=got-{{0}} python3 -c 'import {PACKAGE}' && {HELLO}",
+    "npm": f"npm install --silent --fetch-retries 0 --cache cache-{{0}} --prefix npm-{{0}} --registry https://{{0}}/npm/ {PACKAGE}"
+    f" && node -e \"require('./npm-{{0}}/node_modules/{PACKAGE}')\" && {HELLO}",
+}
+MODULES = ("requests", "httpx", "aiohttp")
+
+
+def client(name: str) -> str:
+    """Return the command of a client. Skips where there is no such client."""
+    program = CLIENTS[name].split()[0]
+    if name in MODULES:
+        pytest.importorskip(name, reason="it is not installed")
+    elif shutil.which(program) is None:
+        pytest.skip(f"needs {program}")
+    return CLIENTS[name]
+
+
+@pytest.fixture
+def go(project: Path, tmp_path: Path) -> Go:
+    """Run a line of a shell on the small internet, in the project; `{sandbox}` in it is the program with a state directory of its own.
+
+    `{place}` is the directory of the internet.
+    """
+
+    def visit(line: str, *, name: str = "net") -> Visit:
+        place = tmp_path / name
+        _publish(place / "git" / "one")
+        (project / "Fetch.java").write_text(JAVA)
+        env = {key: value for key, value in os.environ.items() if "proxy" not in key.lower() and not key.startswith(("PIP_", "npm_"))}
+        env |= {"AGENT_SANDBOX_STATE": str(tmp_path / "state"), "PIP_CONFIG_FILE": os.devnull}
+        line = line.replace("{sandbox}", shlex.join(PROGRAM)).replace("{place}", str(place))
+        return run_on_internet(place, ["sh", "-c", line], env=env, cwd=project)
+
+    return visit
+
+
+def _publish(repository: Path) -> None:
+    """Make a repository with a commit."""
+    repository.mkdir(parents=True)
+    (repository / "greeting").write_text("good day\n")
+    named = ("-c", "user.name=someone", "-c", "user.email=someone@web.test")
+    for words in (("init", "-q"), ("add", "."), (*named, "commit", "-q", "-m", "greet")):
+        subprocess.run(["git", "-C", repository, *words], check=True)
+
+
+def _inside(command: str, *flags: str) -> str:
+    return f"{{sandbox}} run --throw-away {shlex.join(flags)} -- sh -c {shlex.quote(command)}"
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_client_reaches_the_host_that_is_allowed_and_no_other(go: Go, name: str) -> None:
+    command = client(name)
+    visit = go(_inside(f"{command.format('web.test')}; {command.format('other.test')}", "--network", "web.test"))
+    assert "hello from web.test" in visit.stdout, visit
+    assert "hello from other.test" not in visit.stdout
+    assert {where.partition(":")[0] for where in visit.received} == {WEB}
+    assert set(visit.asked) == {"web.test"}, "nobody is asked for a name that is not allowed"
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_without_a_sandbox_the_same_client_reaches_both(go: Go, name: str) -> None:
+    """The control: what the test above does not see could have been seen."""
+    command = client(name)
+    named = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS")
+    trusting = " ".join(f"{each}=/etc/ssl/certs/ca-certificates.crt" for each in named)
+    java = "JAVA_TOOL_OPTIONS=-Djavax.net.ssl.trustStore={place}/roots.jks"
+    visit = go(f"export {trusting} {java}; {command.format('web.test')}; {command.format('other.test')}")
+    assert {where.partition(":")[0] for where in visit.received} == {WEB, OTHER}, visit
+    assert "hello from web.test" in visit.stdout and "hello from other.test" in visit.stdout, visit
+
+
+def test_without_permission_there_is_no_network(go: Go) -> None:
+    visit = go(_inside(f"curl -sS -m 5 https://web.test/page; curl -sS -m 5 http://{WEB}/page; cat /proc/net/route"))
+    assert visit.received == {} and visit.asked == [] and "hello" not in visit.stdout
+
+
+@pytest.mark.parametrize("host", ["inside.test", "meta.test"])
+def test_a_name_that_leads_inside_is_refused_although_it_is_allowed(go: Go, host: str) -> None:
+    visit = go(_inside(f"curl -sS -m 20 http://{host}/page; curl -sSk -m 20 https://{host}/page", "--network", f"{host},web.test"))
+    assert visit.received == {}, visit
+    assert "hello" not in visit.stdout
+
+
+def test_addresses_that_are_written_down_end_at_the_door(go: Go) -> None:
+    lines = [f"curl -sS -m 10 http://{address}/page" for address in (OTHER, "169.254.169.254", "[2001:4860:4860::8888]", WEB)]
+    lines += [
+        f"curl -sSk -m 10 --resolve other.test:443:{WEB} https://other.test/page",
+        f"curl -sS -m 10 -H 'Host: web.test' http://{OTHER}/page",
+    ]
+    visit = go(_inside("; ".join(lines), "--network", "web.test"))
+    assert OTHER not in "".join(visit.received) and "169.254" not in "".join(visit.received), visit
+    assert "hello from other.test" not in visit.stdout
+
+
+def test_the_host_of_a_request_is_that_of_its_connection(go: Go) -> None:
+    visit = go(
+        _inside(
+            "curl -sS -H 'Host: other.test' https://web.test/page; curl -sS -H 'Host: other.test' http://web.test/page",
+            "--network",
+            "*.web.test,web.test",
+        )
+    )
+    assert visit.received == {}, visit
+    assert "refused by the sandbox" in visit.stdout
+
+
+def test_a_redirect_is_judged_anew(go: Go) -> None:
+    visit = go(
+        _inside(
+            "curl -sSL 'https://web.test/to?https://other.test/page'; curl -sSL 'https://web.test/to?http://inside.test/page'",
+            "--network",
+            "web.test",
+        )
+    )
+    assert set(visit.received) == {f"{WEB}:443"}, visit
+
+
+def test_a_false_certificate_is_refused(go: Go) -> None:
+    visit = go(_inside("curl -sSk -d secret-canary https://false.test/echo", "--network", "false.test"))
+    assert visit.received == {} and "502" not in visit.stderr, visit
+    assert "certificate" in visit.stdout
+
+
+def test_bytes_of_any_kind_go_to_a_port_that_is_named(go: Go) -> None:
+    talk = "import socket; s = socket.create_connection(('db.test', 5432)); s.sendall(bytes(range(256))); print(s.recv(256)[255])"
+    visit = go(_inside(f"python3 -c {shlex.quote(talk)}", "--network", "db.test:5432"))
+    assert visit.stdout == "255\n", visit
+    assert visit.received == {f"{ADDRESSES['db.test']}:5432": bytes(range(256))}
+
+
+@pytest.mark.skipif(shutil.which("psql") is None, reason="needs psql")
+def test_a_client_of_postgresql_reaches_the_host_and_port_that_are_named(go: Go) -> None:
+    command = "psql 'host={0} port=5432 user=someone dbname=things sslmode=disable connect_timeout=10' -c 'select 1'"
+    visit = go(_inside(f"{command.format('db.test')}; {command.format('other.test')}", "--network", "db.test:5432"))
+    (place, sent), *others = visit.received.items()
+    assert place == f"{ADDRESSES['db.test']}:5432" and not others and set(visit.asked) == {"db.test"}
+    assert sent[4:8] == b"\0\3\0\0" and b"user\0someone\0database\0things\0" in sent, "the first message of version 3 of its protocol"
+
+
+@pytest.mark.needs_root
+@pytest.mark.skipif(shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None, reason="needs apt-get and dpkg-deb")
+def test_apt_installs_a_package_from_the_host_that_is_allowed(go: Go, tmp_path: Path) -> None:
+    served, content = tmp_path / "net" / "served", tmp_path / "content"
+    served.mkdir(parents=True)
+    (content / "DEBIAN").mkdir(parents=True)
+    (content / "opt").mkdir()
+    (content / "opt" / "greeting").write_text("good day\n")
+    control = "Package: smalldeb\nVersion: 1.0\nArchitecture: all\nMaintainer: someone <someone@web.test>\nDescription: small\n"
+    (content / "DEBIAN" / "control").write_text(control)
+    subprocess.run(["dpkg-deb", "--build", content, served / "smalldeb.deb"], check=True, capture_output=True)
+    package = (served / "smalldeb.deb").read_bytes()
+    (served / "Packages").write_text(
+        f"{control}Filename: ./smalldeb.deb\nSize: {len(package)}\nSHA256: {hashlib.sha256(package).hexdigest()}\n"
+    )
+    apt = "apt-get -q -o Dir::Etc::sourcelist=/etc/one.list -o Dir::Etc::sourceparts=-"
+    steps = (
+        "echo 'deb [trusted=yes] http://{0}/served ./' > /etc/one.list",
+        f"{apt} update",
+        f"{apt} install -y smalldeb",
+        "cat /opt/greeting",
+    )
+    command = " && ".join(steps)
+    visit = go(_inside(f"({command.format('other.test')}); {command.format('web.test')}", "--system", "--network", "web.test"))
+    assert visit.stdout.endswith("good day\n") and visit.stdout.count("good day") == 1, visit
+    assert set(visit.received) == {f"{WEB}:80"} and set(visit.asked) == {"web.test"}
+
+
+@pytest.mark.parametrize(
+    ("tier", "flags", "reached"), [("high", "", {WEB, OTHER}), ("medium", "--network web.test", {WEB}), ("medium", "", set())]
+)
+def test_the_tiers_of_trust_have_a_full_network_and_an_allowlist(go: Go, project: Path, tier: str, flags: str, reached: set[str]) -> None:
+    fetch = "git ls-remote -q https://{0}/git/one"
+    runs = (f"{{sandbox}} run --throw-away --policy {tier} {flags} -- {fetch.format(host)}" for host in ("web.test", "other.test"))
+    visit = go(f"export HOME={project.parent}; {'; '.join(runs)}")
+    assert {where.partition(":")[0] for where in visit.received} == reached, visit
+
+
+def test_a_refusal_names_what_would_allow_it(go: Go) -> None:
+    visit = go(_inside(f"curl -sS --resolve other.test:80:{WEB} http://other.test/page", "--network", "web.test"))
+    assert "--network other.test" in visit.stdout, visit
+
+
+def test_what_passed_and_what_was_refused_is_in_the_log(go: Go) -> None:
+    visit = go(
+        _inside("curl -sS https://web.test/page; curl -sS https://other.test/page", "--network", "web.test")
+        + "; {sandbox} log --category network"
+    )
+    assert "web.test" in visit.stdout and "other.test" in visit.stdout, visit
+
+
+def test_the_authority_of_a_run_is_in_no_change_set(go: Go) -> None:
+    run = "{sandbox} run --network web.test -- sh -c 'curl -sS https://web.test/page > page.txt'"
+    visit = go(f"{run}; {{sandbox}} diff --json")
+    assert "page.txt" in visit.stdout and "CERTIFICATE" not in visit.stdout and "ca-certificates" not in visit.stdout, visit
