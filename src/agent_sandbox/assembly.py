@@ -369,7 +369,9 @@ class Assembly:
             state_dirs=map(os.path.realpath, (host.state, others.state, host.shared)),
             keys_dirs=map(os.path.realpath, (host.keys, others.keys)),
         )
-        return listed if searched is None else self._with_found(listed, projects, tuple(dict.fromkeys(filter(_is_searched, searched))))
+        if searched is None or sys.platform != "linux":  # elsewhere no runtime shows files, and the search needs Linux
+            return listed
+        return self._with_found(listed, projects, tuple(dict.fromkeys(filter(_is_searched, searched))))
 
     def _with_found(self, listed: tuple[Mask, ...], projects: tuple[str, ...], searched: tuple[str, ...]) -> tuple[Mask, ...]:
         from agent_sandbox.workspace.dot_files import hidden_in_home, program_places
