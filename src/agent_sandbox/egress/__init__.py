@@ -1,1 +1,1 @@
-"""What leaves a sandbox, and whether it may."""
+"""The egress: a process of its own that judges whatever leaves a sandbox, and passes it on."""

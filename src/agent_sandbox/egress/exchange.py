@@ -50,7 +50,7 @@ Switch = Callable[[Requester, Passage, UpstreamConnection, ResponseHead, Flow], 
 
 @dataclass(eq=False)
 class Exchanges:
-    """What the exchanges of one run share."""
+    """The rules, budgets and connections that the exchanges of one run share."""
 
     customs: Customs
     upstreams: Upstreams

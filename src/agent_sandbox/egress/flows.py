@@ -96,7 +96,7 @@ class TrafficBudget:
 
 @dataclass
 class _Spent:
-    """What has passed under a budget. A minute's requests are a bucket that fills again with time."""
+    """The traffic that has passed under a budget. The requests of a minute are a bucket, which fills again with time."""
 
     sent: int = 0
     received: int = 0

@@ -67,7 +67,7 @@ class ResponseHead:
 
 
 class ReaderMark(Enum):
-    """What a reader returns beside heads and pieces of bodies."""
+    """Events of a reader, other than heads and pieces of bodies."""
 
     MORE = "more bytes are needed"
     END = "the message is complete"

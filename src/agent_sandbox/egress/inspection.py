@@ -28,7 +28,7 @@ _PLACEHOLDER = "placeholder of "
 
 
 class Inspection:
-    """What one run searches for. `placeholders` are the names and placeholders of the secrets that the broker holds."""
+    """The search of one run, and its secrets. `placeholders` are the names and placeholders of the secrets that the broker holds."""
 
     def __init__(self, search: Search | None, placeholders: Iterable[tuple[str, str]], key: bytes) -> None:
         held = tuple(placeholders)

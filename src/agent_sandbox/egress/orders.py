@@ -25,19 +25,18 @@ if TYPE_CHECKING:
 
 FRAME = struct.Struct("!I")
 MOST_BYTES = 64 << 10  # of a frame from the egress
-MOST_ORDER_BYTES = 32 << 20  # of a frame from the supervisor: it carries the roots of the machine
+MOST_ORDER_BYTES = 32 << 20  # of a frame from the supervisor: it carries the tables of the search
 
 
 @dataclass(frozen=True)
 class Orders:
-    """What an egress process is to let pass. `roots` are PEM certificates with which it verifies servers, besides those of the system.
+    """The orders of an egress process: the rules by which it judges, and what it needs for that.
 
     `resolvers` is how many of the descriptors sent along receive queries for names; the others are listeners. `secrets` are put in on the
     way out, `own` are names and values that must not leave, and `tables` are paths and texts of the user's rules of the search.
     """
 
     rules: NetworkRules
-    roots: str
     resolvers: int
     secrets: tuple[BoundSecret, ...] = ()
     own: tuple[tuple[str, str], ...] = field(default=(), repr=False)
@@ -46,7 +45,7 @@ class Orders:
     def encoded(self) -> dict[str, Any]:
         """Return the message that carries these orders."""
         return {
-            **{"kind": "orders", "rules": encode_rules(self.rules), "roots": self.roots, "resolvers": self.resolvers},
+            **{"kind": "orders", "rules": encode_rules(self.rules), "resolvers": self.resolvers},
             **{"secrets": [vars(each) for each in self.secrets], "own": self.own, "tables": self.tables},
         }
 
@@ -55,7 +54,7 @@ class Orders:
         """Return the orders in a message."""
         secrets = tuple(BoundSecret(**_tuples(each)) for each in message["secrets"])
         own, tables = (tuple((name, text) for name, text in message[key]) for key in ("own", "tables"))
-        return cls(decode_rules(message["rules"]), message["roots"], message["resolvers"], secrets, own, tables)
+        return cls(decode_rules(message["rules"]), message["resolvers"], secrets, own, tables)
 
 
 def encode_rules(rules: NetworkRules) -> dict[str, Any]:

@@ -43,8 +43,6 @@ def serve(
     supervisor: int,
 ) -> None:
     """Serve the doors of one run until the supervisor asks to finish. Ends this process when the supervisor has gone."""
-    if orders.roots:
-        upstream.load_verify_locations(cadata=orders.roots)
     sockets = [socket.socket(fileno=each) for each in doors]
     search = search_of(orders, rules)
 

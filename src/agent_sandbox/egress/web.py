@@ -25,7 +25,7 @@ _IDENTITY = (b"accept-encoding", b"identity")
 
 @dataclass
 class Customs:
-    """What all requests of a run must pass. `rules` may be replaced by narrower ones at any time: the next request is judged by them."""
+    """The checks of every request of a run. `rules` may be replaced by narrower ones at any time: they hold from the next request."""
 
     rules: NetworkRules
     inspection: Inspection

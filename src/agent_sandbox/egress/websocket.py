@@ -127,7 +127,7 @@ def accept_key(key: bytes) -> bytes:
 
 
 class Relay:
-    """What passes through one WebSocket, once the handshake is over. `notes` takes findings."""
+    """The messages of one WebSocket, after its handshake. `notes` takes findings."""
 
     def __init__(self, passage: Passage, notes: list[str]) -> None:
         self._passage, self._notes = passage, notes

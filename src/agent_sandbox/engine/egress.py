@@ -198,7 +198,7 @@ class EgressProcess:
             certificate = self._await_readiness()
             trust.write_trust(guest.doors.trust, roots, certificate)
             given = self._provisions
-            what = Orders(self._rules, "", len(guest.doors.resolvers), given.secrets, given.own, given.tables)
+            what = Orders(self._rules, len(guest.doors.resolvers), given.secrets, given.own, given.tables)
             self._send(what.encoded(), guest.doors.sockets)
         except OSError as error:
             raise LaunchFailed(f"the network could not be opened: {error.strerror or error}", hint="run: agent-sandbox doctor") from error

@@ -1,4 +1,4 @@
-"""What the egress of a session gets besides the rules of its policy: secrets, values that must not leave, and tables of the search.
+"""Provisions of the egress of a session, besides the rules of its policy: secrets, values that must not leave, and tables of the search.
 
 It goes to the egress process over its socket and nowhere else. No representation shows a value.
 """

@@ -45,7 +45,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Search:
-    """What scanners look for: the rules, and the secrets of the user. `key` makes the digests of findings useless to anybody else."""
+    """The rules and the secrets of the user that scanners look for. `key` makes the digests of findings useless to anybody else."""
 
     matcher: RuleMatcher
     own: OwnSecrets
