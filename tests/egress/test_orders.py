@@ -40,7 +40,7 @@ def test_orders_arrive_with_their_descriptors() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         reader, writer = os.pipe()
-        sent = Orders(NetworkRules(outbound=True, reaches=(Reach(("a.example",)),)), "roots " * 20_000, 1)
+        sent = Orders(NetworkRules(outbound=True, reaches=(Reach(("a.example",)),)), 1, tables=(("mine.toml", "# text " * 20_000),))
         orders.send(ours, sent.encoded(), (reader, writer))
         message, descriptors = orders.receive(theirs, most=orders.MOST_ORDER_BYTES)
         assert Orders.decoded(message) == sent and len(descriptors) == 2

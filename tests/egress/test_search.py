@@ -29,7 +29,7 @@ def compiled() -> RuleMatcher:
 
 
 def _orders(said: SearchRules, tables: tuple[tuple[str, str], ...] = (), own: tuple[tuple[str, str], ...] = ()) -> Orders:
-    return Orders(replace(public_web(), search=said), "", 0, own=own, tables=tables)
+    return Orders(replace(public_web(), search=said), 0, own=own, tables=tables)
 
 
 def _found(made: Search | None, text: bytes) -> set[tuple[str, str]]:
@@ -74,7 +74,7 @@ def test_a_table_of_the_user_adds_changes_and_removes_rules(compiled: RuleMatche
 def test_orders_arrive_as_they_were_sent() -> None:
     said = SearchRules(True, (("card", "alert"),), (("secret", "block"),), ("/x",))
     secret = BoundSecret("T", "placeholder", OWN, ("a.example", "*.b.example"), "query:key")
-    orders = Orders(NetworkRules(True, search=said), "roots", 2, (secret,), (("N", OWN),), (("/x", "text"),))
+    orders = Orders(NetworkRules(True, search=said), 2, (secret,), (("N", OWN),), (("/x", "text"),))
     assert Orders.decoded(orders.encoded()) == orders
     assert OWN not in repr(orders)
 

@@ -7,7 +7,6 @@ that a test gives, public ones too, and belong to the loopback device of that na
 from __future__ import annotations
 
 import datetime
-import os
 import socket
 import ssl
 import struct
@@ -15,14 +14,11 @@ import threading
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
-from typing import Any, TypeVar
-
-import pytest
+from typing import TypeVar
 
 from agent_sandbox.egress.authority import Authority
-from agent_sandbox.kernel import doors, namespaces, notify
-from agent_sandbox.kernel import syscalls as sc
-from tests.kernel.children import in_child
+from agent_sandbox.kernel import doors, notify
+from tests.kernel.children import in_network_namespace
 
 T = TypeVar("T")
 
@@ -108,19 +104,4 @@ class _Server(ThreadingHTTPServer):
 
 def in_world(names: Mapping[str, str], act: Callable[[World], T]) -> T:
     """Return what `act` returns, done in a child that lives in a world with these names. Skips where no namespace can be made."""
-
-    def live() -> Any:
-        try:
-            if os.geteuid() != 0:
-                namespaces.enter_own_user_namespace()
-            sc.unshare(sc.CLONE_NEWNET)
-            namespaces.raise_loopback()
-        except OSError as error:
-            return error
-        return (act(World(names)),)
-
-    done = in_child(live)
-    if isinstance(done, OSError):
-        pytest.skip(f"this host lets nobody make a network namespace: {done}")
-    value: T = done[0]
-    return value
+    return in_network_namespace(lambda: act(World(names)))

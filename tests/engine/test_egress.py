@@ -331,6 +331,8 @@ while True:  # until the door is closed: the program may be faster than the reco
         socket.create_connection(("93.184.215.14", 80), 30).close()
     except ConnectionRefusedError:
         break
+    except ConnectionError:  # it was open, and was closed with the door
+        pass
 """
 
     def act(world: World) -> Outcome:

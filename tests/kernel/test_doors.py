@@ -5,35 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Callable
-from typing import TypeVar
 
 import pytest
 
-from agent_sandbox.kernel import doors, namespaces
-from agent_sandbox.kernel import syscalls as sc
-from tests.kernel.children import in_child
-
-T = TypeVar("T")
-
-
-def in_namespace(act: Callable[[], T]) -> T:
-    """Return what `act` returns, done in a child with an empty network namespace. Skips where none can be made."""
-
-    def live() -> tuple[T] | OSError:
-        try:
-            if os.geteuid() != 0:
-                namespaces.enter_own_user_namespace()
-            sc.unshare(sc.CLONE_NEWNET)
-            namespaces.raise_loopback()
-        except OSError as error:
-            return error
-        return (act(),)
-
-    done = in_child(live)
-    if isinstance(done, OSError):
-        pytest.skip(f"this host lets nobody make a network namespace: {done}")
-    return done[0]
+from agent_sandbox.kernel import doors
+from tests.kernel.children import in_network_namespace
 
 
 def connect(address: str, port: int) -> str:
@@ -58,7 +34,7 @@ def test_every_address_leads_to_the_listener_of_its_port_and_no_other_port_does(
         accepted, _ = socket.socket(fileno=listener).accept()
         return before, reached, other, accepted.getsockname()[:2]
 
-    before, reached, other, wanted = in_namespace(act)
+    before, reached, other, wanted = in_network_namespace(act)
     assert before != "connected", "the control: without doors, nobody is there"
     assert (reached, other) == ("connected", "ECONNREFUSED")
     assert wanted == (address if ":" in address else f"::ffff:{address}", 443), "the address that was wanted is known at the door"
@@ -78,7 +54,7 @@ def test_every_name_server_is_ours_and_answers_from_the_address_that_was_asked(s
             client.settimeout(30)
             return client.recv(100), client.getpeername()[0]
 
-    assert in_namespace(act) == (b"answer to question", server)
+    assert in_network_namespace(act) == (b"answer to question", server)
 
 
 def test_a_datagram_to_any_other_port_is_refused_at_once() -> None:
@@ -93,7 +69,7 @@ def test_a_datagram_to_any_other_port_is_refused_at_once() -> None:
             except OSError as error:
                 return errno.errorcode[error.errno or 0]
 
-    assert in_namespace(act) == "ECONNREFUSED"
+    assert in_network_namespace(act) == "ECONNREFUSED"
 
 
 def test_a_door_whose_holder_has_gone_refuses_at_once() -> None:
@@ -104,7 +80,7 @@ def test_a_door_whose_holder_has_gone_refuses_at_once() -> None:
             os.close(each)
         return before, connect("93.184.215.14", 443)
 
-    assert in_namespace(act) == ("connected", "ECONNREFUSED")
+    assert in_network_namespace(act) == ("connected", "ECONNREFUSED")
 
 
 def test_a_server_of_the_guest_keeps_its_own_ports() -> None:
@@ -113,7 +89,7 @@ def test_a_server_of_the_guest_keeps_its_own_ports() -> None:
         with socket.create_server(("127.0.0.1", 8080)) as own:
             return connect("127.0.0.1", 8080), str(own.getsockname()[1])
 
-    assert in_namespace(act) == ("connected", "8080")
+    assert in_network_namespace(act) == ("connected", "8080")
 
 
 def test_too_many_ports_are_refused() -> None:
@@ -124,4 +100,4 @@ def test_too_many_ports_are_refused() -> None:
             return str(error)
         return ""
 
-    assert "at most 100" in in_namespace(act)
+    assert "at most 100" in in_network_namespace(act)

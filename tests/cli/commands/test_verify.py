@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -144,6 +146,26 @@ def test_a_part_of_the_self_test_that_dies_is_in_the_verdict_and_the_others_are_
     monkeypatch.setitem(verify._ASIDE, box, lambda bench: os.kill(os.getpid(), signal.SIGKILL))
     document = verdict(monkeypatch, capsys, tmp_path, project)
     assert statuses(document) == HELD_BY | {place: "inconclusive" for place in HELD_BY if place.endswith(lost)}
+
+
+FORK = """
+import os, signal
+from agent_sandbox.selftest.bench import aside
+def end(*_):
+    raise KeyboardInterrupt
+signal.signal(signal.SIGTERM, end)
+os.register_at_fork(before=lambda: os.kill(os.getpid(), signal.SIGTERM))
+try:
+    with aside(lambda: 1):
+        print("lost")
+except KeyboardInterrupt:
+    print("unwound")
+"""
+
+
+def test_a_signal_in_the_middle_of_a_fork_is_not_lost() -> None:
+    done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("unwound\n", "")
 
 
 @pytest.mark.slow
