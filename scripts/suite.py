@@ -31,11 +31,9 @@ AT_ONCE = min(len(os.sched_getaffinity(0)), 4) + 2  # more than there are proces
 PYTEST = (sys.executable, "-m", "pytest", "--quiet", "-p", "no:cacheprovider", "--durations=25", "--durations-min=2")
 # Unprivileged, what is slow is left to `make security` and `make torture`: the way things end is the same.
 UNPRIVILEGED = ("env", "MARKS=not torture and not slow", "scripts/unprivileged.sh")
-# What is run unprivileged as well, a part each.
-AS_A_USER = {
-    **{name: (f"tests/{name}",) for name in ("e2e", "contract", "security")},
-    "network": ("tests/egress/test_confinement.py", "tests/engine/test_egress.py", "tests/engine/test_trust.py"),
-}
+# What is run unprivileged as well, and in how many parts.
+AS_A_USER = {"e2e": 2, "contract": 1, "security": 1}
+NETWORK_AS_A_USER = ("tests/egress/test_confinement.py", "tests/engine/test_egress.py", "tests/engine/test_trust.py")
 FAILURE = re.compile(r"(?:FAILED|ERROR) (?P<name>tests/\S+.*)")  # a line of pytest's summary
 # Folders without WebAssembly, which need not wait until it is compiled: a part each, and those that are over soon.
 LONG_AND_PLAIN = ("workspace", "egress")
@@ -71,21 +69,27 @@ def parts() -> Iterator[Part]:
     for name in LONG_AND_PLAIN:
         yield Part(name, (*PYTEST, f"tests/{name}"))
     yield Part("plain", (*PYTEST, *(f"tests/{name}" for name in PLAIN)))
-    for name, places in AS_A_USER.items() if ROOT else ():
-        yield Part(f"user-{name}", (*UNPRIVILEGED, *places), compiled=True)
+    for name, count in AS_A_USER.items() if ROOT else ():
+        yield from pieces(f"user-{name}", UNPRIVILEGED, name, count)
     if ROOT:  # root skips the tests that need another user; here are those of the folders that are not run unprivileged anyway
         needing = [file for file in (CHECKOUT / "tests").rglob("test_*.py") if "mark.needs_user" in file.read_text()]
         files = sorted(
             str(file.relative_to(CHECKOUT)) for file in needing if file.relative_to(CHECKOUT / "tests").parts[0] not in AS_A_USER
         )
+        yield Part("user-network", (*UNPRIVILEGED, *NETWORK_AS_A_USER), compiled=True)
         yield Part("user-only", ("env", "MARKS=needs_user and not torture", "scripts/unprivileged.sh", *files), compiled=True)
-    for name, pieces in LONG.items():
-        files = sorted(str(file.relative_to(CHECKOUT)) for file in (CHECKOUT / "tests" / name).rglob("test_*.py"))
-        for piece in range(pieces):
-            yield Part(f"{name}-{piece + 1}" if pieces > 1 else name, (*PYTEST, *files[piece::pieces]), compiled=True)
+    for name, count in LONG.items():
+        yield from pieces(name, PYTEST, name, count)
     named = {*LONG_AND_PLAIN, *PLAIN, *LONG, "__pycache__"}
     rest = sorted(str(each.relative_to(CHECKOUT)) for each in (CHECKOUT / "tests").iterdir() if each.is_dir() and each.name not in named)
     yield Part("rest", (*PYTEST, *rest), compiled=True)
+
+
+def pieces(name: str, command: tuple[str, ...], folder: str, count: int) -> Iterator[Part]:
+    """The files of a folder of tests, in so many parts."""
+    files = sorted(str(file.relative_to(CHECKOUT)) for file in (CHECKOUT / "tests" / folder).rglob("test_*.py"))
+    for piece in range(count):
+        yield Part(f"{name}-{piece + 1}" if count > 1 else name, (*command, *files[piece::count]), compiled=True)
 
 
 def start(part: Part, scratch: Path) -> Running:

@@ -29,22 +29,17 @@ command -v setpriv >/dev/null || fail "setpriv is missing (apt-get install util-
 
 owners_of_processes() { stat --format=%u /proc/[0-9]* 2>/dev/null || true; }
 
-# 60706 to 61183 is the range that the distributions and systemd leave alone.
-unused_id() {
-    local candidate taken
-    taken=$(owners_of_processes | sort -u)
-    for candidate in $(shuf --input-range=60706-61183); do
-        if ! grep -qx "$candidate" <<<"$taken" && ! getent passwd "$candidate" >/dev/null; then
-            printf '%s\n' "$candidate"
-            return
-        fi
-    done
-    fail "no unused user id between 60706 and 61183"
-}
-
-uid=$(unused_id)
-# Not below /tmp: a sandbox has a /tmp of its own, so a project there would be invisible in it.
-top=$(mktemp --directory /var/tmp/agent-sandbox-unprivileged.XXXXXX)
+# 60706 to 61183 is the range that the distributions and systemd leave alone. The directory reserves an id: two that start at the same moment
+# see no process of each other yet, and each kills whatever runs as its user in the end. Not below /tmp: a sandbox has a /tmp of its own, so a
+# project there would be invisible in it.
+taken=$(owners_of_processes | sort -u)
+for uid in $(shuf --input-range=60706-61183); do
+    if grep -qx "$uid" <<<"$taken" || getent passwd "$uid" >/dev/null; then continue; fi
+    top=/var/tmp/agent-sandbox-unprivileged.$uid
+    if mkdir --mode 755 "$top" 2>/dev/null; then break; fi
+    top=''
+done
+[ -n "${top:-}" ] || fail "no unused user id between 60706 and 61183"
 # Whatever is still running as this user can only have come from here. One that has ended (Z) only waits for the machine's init to take note.
 leftovers() {
     local pid
@@ -59,7 +54,6 @@ clean_up() {
 }
 trap clean_up EXIT
 trap 'exit 130' INT TERM
-chmod 755 "$top"
 install --directory --owner "$uid" --group "$uid" --mode 700 "$top"/home "$top"/home/{state,data,cache,config,run}
 # Only the user can write to its home, and only root to where the report goes.
 if [ -n "$report" ]; then reporting=(--quiet --junitxml="$top/home/report.xml" -o junit_family=xunit1); fi

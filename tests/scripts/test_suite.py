@@ -24,7 +24,7 @@ def test_every_file_of_tests_is_in_one_part() -> None:
 
 
 def test_the_checks_are_a_part_of_it_and_as_root_the_unprivileged_half_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    unprivileged = {"user-contract", "user-security", "user-e2e", "user-network", "user-only"}
+    unprivileged = {"user-contract", "user-security", "user-e2e-1", "user-e2e-2", "user-network", "user-only"}
     for root in (True, False):
         monkeypatch.setattr(suite, "ROOT", root)
         assert {part.name for part in suite.parts()} & {"check", *unprivileged} == {"check", *(unprivileged if root else ())}

@@ -143,8 +143,8 @@ def as_user(body: Callable[[Path], None]) -> None:
         try:
             if os.geteuid() == 0:
                 os.setgroups([])
-                os.setresgid(60999, 60999, 60999)
-                os.setresuid(60999, 60999, 60999)
+                os.setresgid(60600, 60600, 60600)
+                os.setresuid(60600, 60600, 60600)
             body(scratch)
             status = 0
         except BaseException:
