@@ -167,12 +167,12 @@ print(json.dumps({name: lines[name] for name in ("CapInh", "CapPrm", "CapEff", "
     assert status["Uid"].split() == [str(os.getuid())] * 4, "it sees itself as whoever started it"
 
 
-def _descendant_in_a_sandbox() -> str | None:
-    """The pid, on the machine, of a process whose hostname namespace and user are a guest's."""
+def _descendant_in_a_sandbox(marker: str) -> str | None:
+    """The pid, on the machine, of a process with this word on its command line."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             try:
-                if b"marker-of-this-guest" in (entry / "cmdline").read_bytes():
+                if marker.encode() in (entry / "cmdline").read_bytes():
                     return entry.name
             except OSError:
                 continue
@@ -181,18 +181,19 @@ def _descendant_in_a_sandbox() -> str | None:
 
 @pytest.mark.needs_root
 def test_seen_from_the_machine_a_guest_of_root_is_nobody(box: Box) -> None:
+    marker = f"marker-of-this-guest-{os.getpid()}"
     guests: list[ProcessGuest] = []
     arrived = threading.Event()
     held, writing = os.pipe()  # keeps the guest waiting for its input
     runner = threading.Thread(
         target=lambda: box.run(
-            "bash", "-c", ": marker-of-this-guest; echo ready; read", on_start=guests.append, on_output=lambda *_: arrived.set(), stdin=held
+            "bash", "-c", f": {marker}; echo ready; read", on_start=guests.append, on_output=lambda *_: arrived.set(), stdin=held
         )
     )
     runner.start()
     try:
         assert arrived.wait()
-        pid = _descendant_in_a_sandbox()
+        pid = _descendant_in_a_sandbox(marker)
         assert pid is not None
         status = knows(pid)
         uids, gids = {int(uid) for uid in status["Uid"].split()}, {int(gid) for gid in status["Gid"].split()}

@@ -8,7 +8,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,17 @@ def processes_with(marker: str) -> list[str]:
             continue
         if marker.encode() in line.split(b"\0") and os.fsencode(PROGRAM[-1]) not in line.split(b"\0"):
             found.append(pid)
+    return found
+
+
+def processes_in(shell: Shell) -> list[int]:
+    """The processes that were started in a shell, by its environment: also those that go on after their command has ended."""
+    found = []
+    ours = {f"{name}={value}".encode() for name, value in shell.env.items()}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError):
+            if ours <= set(Path("/proc", pid, "environ").read_bytes().split(b"\0")):
+                found.append(int(pid))
     return found
 
 

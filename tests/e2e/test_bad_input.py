@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.program import PROGRAM, Shell, words
+from tests.e2e.program import PROGRAM, Shell, processes_in, words
 
 
 @pytest.mark.parametrize(
@@ -83,6 +85,9 @@ def test_the_home_directory_and_the_root_are_projects_only_when_they_are_named(s
     assert not list((tmp_path / "state").glob("sandboxes/*")), "nothing was made for it"
     named = there("run", "--project", ".", "echo works")
     assert named.stdout == b"works\n", words(named)
+    for pid in processes_in(there):  # the inventory of a whole machine, at low priority: on a busy machine that takes very long
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_a_store_of_another_version_is_left_alone(shell: Shell, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -125,7 +126,7 @@ def test_what_reaches_beyond_files_is_refused_unless_only_the_files_are_wanted(s
 
 @pytest.mark.needs_root
 def test_what_lies_outside_the_project_needs_its_own_word(shell: Shell, tmp_path: Path) -> None:
-    place = Path("/opt", f"agent-sandbox-{tmp_path.name}")
+    place = Path("/opt", f"agent-sandbox-{os.getpid()}-{tmp_path.name}")
     digest = plan_of(shell, f"echo x > made.txt; touch {place}")
     done = shell("carry-out", digest, "--yes")
     assert done.returncode == 2 and "outside the project" in words(done)

@@ -51,11 +51,13 @@ def test_a_bomb_of_processes_is_bounded(number: int, bomb: str, box: Box, tmp_pa
         assert tasks_of(marker) == 0, "nothing of it is left"
         return most, ended[0]
 
-    most, outcome = given_time(lambda limit: explode(24, limit, f"first-{tmp_path.name}"), lambda seen: seen[0] > 8, seconds=1.5)
+    most, outcome = given_time(
+        lambda limit: explode(24, limit, f"first-{os.getpid()}-{tmp_path.name}"), lambda seen: seen[0] > 8, seconds=1.5
+    )
     assert 8 < most <= 24 and outcome.exit.reason is ExitReason.TIMED_OUT
     assert "processes" in outcome.exit.limits_hit
     assert box.run("true").exit.code == 0
-    more, _ = given_time(lambda limit: explode(60, limit, f"second-{tmp_path.name}"), lambda seen: seen[0] > 24, seconds=1.5)
+    more, _ = given_time(lambda limit: explode(60, limit, f"second-{os.getpid()}-{tmp_path.name}"), lambda seen: seen[0] > 24, seconds=1.5)
     assert more > 24
     tell(f"{most} at most where 24 may be, and said so; nothing left", control=f"{more} where 60 may be")
 
@@ -153,7 +155,7 @@ STUBBORN = {
 @case(139)
 @pytest.mark.parametrize("script", STUBBORN.values(), ids=STUBBORN.keys())
 def test_everything_is_dead_a_second_after_the_deadline(number: int, script: str, box: Box, tmp_path: Path, tell: Tell) -> None:
-    marker = f"stubborn-{tmp_path.name}"
+    marker = f"stubborn-{os.getpid()}-{tmp_path.name}"
     words = f"{script}; : MARKER".replace("MARKER", marker)
     outcome = box.with_(limits=replace(GENEROUS, wall_seconds=0.5)).shell(words)
     took = outcome.exit.usage.wall_seconds

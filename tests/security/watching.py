@@ -17,7 +17,7 @@ WAIT = f"\nimport sys\nprint({TOLD.decode()!r}, end='', flush=True)\nsys.stdin.r
 
 
 def tasks_of(marker: str) -> int:
-    """How many processes and threads the machine has whose command line holds `marker`."""
+    """How many processes and threads the machine has whose command line holds `marker`. It has to be ours alone: other suites run too."""
     count = 0
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and entry.name != str(os.getpid()):

@@ -38,8 +38,13 @@ def made(place: Path) -> Path:
 
 
 def write(top: int, name: str, size: int) -> int:
-    """How much of so many bytes can be written to a file."""
-    with open(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=top), "wb", buffering=0) as file:
+    """How much of so many bytes can be written to a file. In a full filesystem there may be no room for its name either."""
+    try:
+        created = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=top)
+    except OSError as error:
+        assert error.errno == errno.ENOSPC
+        return 0
+    with open(created, "wb", buffering=0) as file:
         written = 0
         try:
             while written < size:
