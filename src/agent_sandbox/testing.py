@@ -16,6 +16,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from agent_sandbox._fast.values import dataclass, field, replace
 from agent_sandbox.errors import RuntimeUnavailable
@@ -41,6 +42,7 @@ from agent_sandbox.runtime.base import (
 
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
 LATENESS = 1.0  # seconds that a run may outlive its deadline
+_DEADLINES = (0.5, 2.0, 8.0, 30.0)  # on a busy machine, a program may not have said anything at the first of them
 
 
 @dataclass(frozen=True)
@@ -302,14 +304,21 @@ def processor_time_and_open_files_of_code_are_limited(bench: Bench) -> None:
     assert bench.python(held, limits=Limits(open_files=1000)).stdout == b""
 
 
+def _said_before_its_deadline(run: Callable[..., Completed]) -> bytes:
+    for seconds in _DEADLINES:
+        began = time.monotonic()
+        ran = run(limits=Limits(wall_seconds=seconds))
+        assert ran.exit.reason is ExitReason.TIMED_OUT and "wall" in ran.exit.limits_hit, ran.exit
+        assert time.monotonic() - began < seconds + LATENESS + 2, "the launch itself may take a moment more"
+        if ran.stdout:
+            return ran.stdout
+    raise AssertionError(f"it said nothing in {_DEADLINES[-1]:.0f} s")
+
+
 def code_ends_at_its_deadline_and_what_it_said_before_is_kept(bench: Bench) -> None:
     """Check that computing and waiting programs end at their deadline, and that their earlier output is kept."""
     for source in ("print('here')\nwhile True: pass", "import time; print('here'); time.sleep(60)"):
-        began = time.monotonic()
-        ran = bench.python(source, limits=Limits(wall_seconds=0.5))
-        assert ran.exit.reason is ExitReason.TIMED_OUT and "wall" in ran.exit.limits_hit, ran.exit
-        assert ran.stdout.startswith(b"here\n")
-        assert time.monotonic() - began < 0.5 + LATENESS + 2, "the launch itself may take a moment more"
+        assert _said_before_its_deadline(partial(bench.python, source)).startswith(b"here\n")
 
 
 def output_of_code_beyond_its_limit_is_cut_and_said_to_be(bench: Bench) -> None:
@@ -392,8 +401,7 @@ console.log('now')
 def javascript_ends_at_its_deadline_and_what_it_said_before_is_kept(bench: Bench) -> None:
     """Check that computing and waiting programs end at their deadline, and that their earlier output is kept."""
     for source in ("console.log('here'); while (true);", "console.log('here'); setTimeout(() => {}, 60000)"):
-        ran = bench.javascript(source, limits=Limits(wall_seconds=0.6))
-        assert ran.exit.reason is ExitReason.TIMED_OUT and ran.stdout == b"here\n", ran
+        assert _said_before_its_deadline(partial(bench.javascript, source)) == b"here\n"
 
 
 def output_of_javascript_beyond_its_limit_is_cut_and_said_to_be(bench: Bench) -> None:
