@@ -14,8 +14,9 @@ from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, fields, replace
 from agent_sandbox.assembly import here
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.model import OFFLINE, Guarantee, Policy, implied, with_network
-from agent_sandbox.policy.network import NetworkRules, network_rules
-from agent_sandbox.policy.search_rules import SAID, SearchRules
+from agent_sandbox.policy.network import NetworkRules, Reach, network_rules
+from agent_sandbox.policy.search_rules import ACTIONS, SearchRules
+from agent_sandbox.policy.traffic_budgets import read_budget
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from agent_sandbox.engine.code_check import EarlyLook
     from agent_sandbox.policy.files.document import Document
     from agent_sandbox.policy.files.layers import Effective
+    from agent_sandbox.policy.intents import IntentReach
 
 SYSTEM = "/etc/agent-sandbox/policy.toml"
 PROJECT_FILES = ("agent-sandbox.toml", "pyproject.toml")
@@ -74,15 +76,19 @@ def under(
     flagged: Mapping[str, float | None] | None = None,
     *,
     typed_network: bool = False,
+    typed_ports: bool = False,
+    capable: Sequence[str] = (),
     project: str | None = None,
 ) -> Effective:
     """Return the policy `ceiling`, narrowed by the layers.
 
     `flagged` are limits from the command line. They replace the limits of the user's and the project's file, up to the system's limits.
-    With `typed_network`, the network of the ceiling is from the command line, too: the hosts that those two files deny stay denied, and
-    else only the system's file and the chosen documents narrow it. Files of the `project` name no package index.
+    With `typed_network`, the network of the ceiling is from the command line, too: the hosts that those two files deny stay denied, those
+    that need approval need it, their budgets hold, and else only the system's file and the chosen documents narrow it. With `typed_ports`,
+    likewise published ports. `capable` are hosts of capabilities, which the lists of those two files do not close either. Files of the
+    `project` name no package index. Raises `PolicyError` if ports are to be published, and may not be.
     """
-    from agent_sandbox.policy.files.layers import effective
+    from agent_sandbox.policy.files.layers import effective, network_of_layer
 
     home, indexes = here().host.home, _indexes(layers, project)
     top = effective(ceiling, layers.system, home=home, indexes=indexes)
@@ -92,16 +98,39 @@ def under(
     typed = {name: _within(value, most[name]) for name, value in flagged.items()} if flagged else {}
     limits = replace(narrowed.policy.limits, **typed)  # type: ignore[arg-type]  # as the options were read, which is as Limits wants them
     network = narrowed.policy.network
-    if typed_network and not any(Guarantee.NO_NETWORK.value in layer.get("requires", ()) for layer in layers.below):
-        denied = (each for layer in layers.below for each in layer.get("network.denied_hosts", ()))
-        network = effective(top, layers.chosen, home=home, indexes=indexes).policy.network.narrowed(
-            network_rules(outbound=True, inbound=True, denied=denied, localhost=True)
-        )
+    inbound = network.inbound
+    if (typed_network or typed_ports) and not any(Guarantee.NO_NETWORK.value in layer.get("requires", ()) for layer in layers.below):
+        freed = effective(top, layers.chosen, home=home, indexes=indexes).policy.network
+        inbound = freed.inbound if typed_ports else inbound
+        if typed_network:
+            denied, asked = (
+                [each for layer in layers.below for each in layer.get(key, ())] for key in ("network.denied_hosts", "approvals.network")
+            )
+            budgets = (read_budget(each) for layer in layers.below for each in layer.get("network.budgets", ()))
+            network = freed.narrowed(
+                network_rules(outbound=True, inbound=True, denied=denied, asked=asked, localhost=True, budgets=budgets)
+            )
+    if ceiling.network.inbound and not inbound:
+        speaking = (*layers.system, *layers.chosen) if typed_ports else layers.all
+        closing = [each for each in layers.all if each.get("requires")] + [each for each in speaking if not network_of_layer(each).inbound]
+        names = ", ".join(dict.fromkeys(each.origin for each in closing or speaking))
+        raise PolicyError(f"no port may be published: {names} forbids it", hint="leave it out (--publish, publish=)")
+    network = replace(network, inbound=inbound)
     requires = narrowed.policy.requires | implied(narrowed.policy.processes, limits, narrowed.policy.programs, narrowed.policy.network)
     if network.outbound:
-        network = replace(network, search=search_of(layers, ceiling.network.search))
+        network = network.with_capable(capable, kept=_reaches(layers.system, indexes)) if capable else network
+        network = replace(network, search=search_of(layers, ceiling.network.search), intents=intents_of(layers, ceiling.network, indexes))
     policy = with_network(replace(narrowed.policy, limits=limits, requires=requires), network)
     return replace(narrowed, policy=policy, warnings=(*narrowed.warnings, *_network_warnings(layers, ceiling, policy)))
+
+
+def _reaches(layers: Sequence[Document], indexes: Sequence[str]) -> set[Reach]:
+    """Return what these documents, and the presets that they extend, permit of the network."""
+    from agent_sandbox.policy.files.layers import network_of_layer
+    from agent_sandbox.policy.files.presets import preset
+
+    parts = (*layers, *(preset(layer.get("extends")) for layer in layers if layer.get("extends")))
+    return {reach for part in parts for reach in network_of_layer(part, indexes).reaches}
 
 
 def search_of(layers: Layers, asked: SearchRules) -> SearchRules:
@@ -114,10 +143,27 @@ def search_of(layers: Layers, asked: SearchRules) -> SearchRules:
     kept_on = any(layer.get("dlp.off") is False for layer in layers.system)
     return SearchRules(
         not kept_on and (asked.off or any(layer.get("dlp.off", False) for layer in persons)),
-        tuple({name: action for layer in persons for action in SAID for name in layer.get(f"dlp.{action}", ())}.items()),
-        tuple(dict.fromkeys((name, action) for layer in others for action in SAID for name in layer.get(f"dlp.{action}", ()))),
+        tuple({name: action for layer in persons for action in ACTIONS for name in layer.get(f"dlp.{action}", ())}.items()),
+        tuple(dict.fromkeys((name, action) for layer in others for action in ACTIONS for name in layer.get(f"dlp.{action}", ()))),
         tuple(dict.fromkeys(path for layer in (*layers.system, *persons) for path in layer.get("dlp.rules", ()))),
     )
+
+
+def intents_of(layers: Layers, asked: NetworkRules, indexes: Sequence[str] = ()) -> tuple[IntentReach, ...]:
+    """Return the intents in force, for a caller whose rules name some, or none.
+
+    A person's documents (the user's own, and those that an option names) name intents. If the caller's rules do, only those exist. Every
+    other document narrows the ones of the same name, and names none.
+    """
+    persons = [each for layer in (*layers.user, *layers.chosen) for each in layer.intents]
+    others = [each for layer in (*layers.system, *layers.project) for each in layer.intents]
+    if not (asked.intents or persons):
+        return ()
+    from agent_sandbox.policy.intents import combined, narrowed_intents  # few policies name intents
+
+    if asked.intents:
+        return narrowed_intents(asked.intents, (*persons, *others), indexes)
+    return narrowed_intents(combined(persons, indexes), others, indexes)
 
 
 def asked_network(layers: Layers, project: str) -> NetworkRules:
@@ -134,7 +180,7 @@ def asked_network(layers: Layers, project: str) -> NetworkRules:
 
 def _indexes(layers: Layers, project: str | None) -> tuple[str, ...]:
     """Return the hosts of this machine's package indexes, if a layer names the preset that they belong to."""
-    if not any(layer.get("network.presets") for layer in layers.all):
+    if not any(layer.get("network.presets") or any(each.presets for each in layer.intents) for layer in layers.all):
         return ()
     return tuple(each.host for each in here().package_indexes(project))
 
@@ -143,7 +189,12 @@ def _network_warnings(layers: Layers, ceiling: Policy, policy: Policy) -> tuple[
     """Return sentences about a network that was asked for and is not there, and about a search that a project cannot turn off."""
     if policy.network.outbound:
         asking = [each.origin for each in layers.project if each.get("dlp.off")] if not policy.network.search.off else []
-        return tuple(f"what leaves is searched all the same: a project's file ({each}) cannot turn that off" for each in asking)
+        known = {each.name for each in policy.network.intents}
+        added = [(layer.origin, each.name) for layer in layers.project for each in layer.intents if each.name not in known]
+        return (
+            *(f"what leaves is searched all the same: a project's file ({each}) cannot turn that off" for each in asking),
+            *(f"the intent {name!r} is left out: a project's file ({origin}) narrows intents, and names none" for origin, name in added),
+        )
     if ceiling.network.outbound:
         closing = [each for each in layers.all if each.get("network.outbound") is False or each.get("requires") or each.get("extends")]
         return (f"no network: {', '.join(each.origin for each in closing or layers.all)} closes it",)
@@ -160,6 +211,13 @@ def bound(policy: Policy, early: EarlyLook | None, project: str | None = None) -
     endless = replace(policy, limits=replace(policy.limits, wall_seconds=None))
     most = under(Layers(layers.system), endless).policy.limits.wall_seconds
     return Bound(narrowed.policy, early_look(narrowed, early), narrowed.warnings, most)
+
+
+def network_within_files(policy: Policy, network: NetworkRules, project: str | None) -> NetworkRules:
+    """Return network rules that a program asks for under a policy, narrowed by every policy file."""
+    layers = layers_of(project)
+    asked = with_network(policy, network)
+    return under(layers, asked, project=project).policy.network if layers.all else asked.network
 
 
 def _within(value: float | None, most: float | None) -> float | None:

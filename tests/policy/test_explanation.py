@@ -123,7 +123,7 @@ def remarks(table: dict[str, object]) -> list[tuple[str, str]]:
         ({"processes": {"allow": False, "commands": ["cat"]}}, "processes.commands", "has no effect: processes.allow is false"),
         ({"network": {"hosts": ["example.com"]}}, "network.hosts", "opens nothing by itself"),
         ({"network": {"outbound": False, "presets": ["packages"]}}, "network.presets", "has no effect: network.outbound is false"),
-        ({"network": {"inbound": True}}, "network.inbound", "has no effect: a sandbox accepts no connections"),
+        ({"network": {"inbound": True}}, "network.inbound", "publishes no port: only the option --publish does"),
         ({"network": {"localhost": False}}, "network.localhost", "has no effect: the programs of a sandbox always reach one another"),
         ({"processes": {"commands": ["cat", "rm"], "denied_commands": ["r*"]}}, "processes.commands", "'rm' is denied as well"),
         ({"processes": {"commands": ["bash"]}}, "processes.commands", "'bash' runs what it is given"),

@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_sandbox.policy.explanation import lint
-from agent_sandbox.policy.files.document import from_mapping, parse_toml
+from agent_sandbox.policy.files.document import Document, from_mapping, parse_toml
 from agent_sandbox.policy.files.layers import effective, widened
 from agent_sandbox.policy.files.settings import json_schema
-from agent_sandbox.policy.learn import NAMED, Nature, Programs, RunContext, Spent, learn
+from agent_sandbox.policy.learn import NAMED, Nature, Programs, RunContext, Spent, learn, request_lines
 from agent_sandbox.policy.model import CLONED_LIMITS, MIB, cloned
+from agent_sandbox.policy.network import network_rules, read_request
 from agent_sandbox.policy.network_presets import network_of
 from agent_sandbox.policy.paths import Tree, parse
 from agent_sandbox.policy.programs import covers, is_pattern
@@ -313,3 +314,70 @@ def test_a_policy_that_shows_no_files_is_widened_by_those_that_are_needed() -> N
     assert document.get("files.read") is None and document.get("files.write") is None
     nothing = Proposal((ProposedSetting("files.read", False),))
     assert widened(own, nothing, home=HOME).document().settings == own.settings
+
+
+@dataclass(frozen=True)
+class Sent:
+    method: str
+    name: str
+    path: str
+
+
+def requests(*sent: tuple[str, str], untold: int = 0) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    left_out: list[str] = []
+    lines = request_lines([Sent(method, *_halves(target)) for method, target in sent], untold, left_out)
+    return tuple(each.text for line in lines for each in line.value), tuple(left_out)
+
+
+def _halves(target: str) -> tuple[str, str]:
+    host, slash, path = target.partition("/")
+    return host, slash + path
+
+
+@pytest.mark.parametrize(
+    ("sent", "lines"),
+    [
+        ([("GET", "a.test/x"), ("GET", "a.test/x"), ("HEAD", "a.test/x")], ("GET,HEAD a.test/x",)),
+        ([("GET", "a.test/"), ("POST", "b.test/y")], ("GET a.test/", "POST b.test/y")),
+        ([("GET", "a.test/users/123/posts")], ("GET a.test/users/*",)),
+        ([("GET", "a.test/o/5f0c2d9e-77aa-4b1c-9d3e-2f1a0b9c8d7e")], ("GET a.test/o/*",)),
+        ([("GET", "a.test/deadbeef/x")], ("GET a.test/deadbeef/x",)),
+        ([("GET", "a.test/v1/facade1234")], ("GET a.test/v1/*",)),
+        ([("GET", f"a.test/d/{name}") for name in "abcdef"], ("GET a.test/d/*",)),
+        ([("GET", f"a.test/d/{name}") for name in "abcde"], tuple(f"GET a.test/d/{name}" for name in "abcde")),
+        ([("GET", f"a.test/d/{name}") for name in "abcdef"] + [("POST", "a.test/d/a")], ("GET a.test/d/*", "POST a.test/d/a")),
+        ([("GET", "a.test/x/1"), ("GET", "a.test/x/y")], ("GET a.test/x/*",)),
+        ([("GET", "a.test/a*b/c")], ("GET a.test/*",)),
+    ],
+)
+def test_requests_are_proposed_by_method_and_path_and_identifiers_become_a_star(
+    sent: list[tuple[str, str]], lines: tuple[str, ...]
+) -> None:
+    found, left_out = requests(*sent)
+    assert found == lines and left_out == ()
+    rules = network_rules(outbound=True, requests=map(read_request, found))
+    assert all(not rules.request_objection(*_halves(target)[:1], method, _halves(target)[1]) for method, target in sent)
+    seen = {(_halves(target)[0], method) for method, target in sent}
+    for host in ("a.test", "b.test"):
+        for method in ("GET", "HEAD", "POST", "DELETE"):
+            if any(name == host for name, _ in seen) and (host, method) not in seen:
+                assert all(rules.request_objection(host, method, _halves(target)[1]) for _, target in sent), "never another method"
+
+
+def test_requests_that_cannot_be_told_are_not_proposed_and_that_is_said() -> None:
+    found, left_out = requests(("GET", "a.test"), ("GET", "a.test/x"), ("M-SEARCH", "b.test/"), ("GET", "c.test/x"))
+    assert found == ("GET c.test/x",) and len(left_out) == 2 and "a.test" in left_out[0] and "M-SEARCH" in left_out[1]
+    found, left_out = requests(("GET", "a.test/x"), untold=3)
+    assert found == () and "3 more" in left_out[0]
+
+
+def test_learnt_requests_do_not_narrow_what_a_person_wrote() -> None:
+    asked = tuple(Asked(text, "sent") for text in ("GET open.test/x", "GET ruled.test/x", "GET new.test/x"))
+    hosts = tuple(Asked(text, "by curl") for text in ("open.test", "ruled.test", "new.test"))
+    learnt = Proposal((ProposedSetting("network.hosts", hosts), ProposedSetting("network.requests", asked)))
+    own = Document((("network.hosts", ("*.test", "open.test", "ruled.test")), ("network.requests", ("POST ruled.test/y",))), "own")
+    assert widened(own, learnt, home=HOME).document().get("network.requests") == ("POST ruled.test/y", "GET ruled.test/x")
+    few = Document((("network.hosts", ("open.test",)),), "own")
+    assert widened(few, learnt, home=HOME).document().get("network.requests") == ("GET ruled.test/x", "GET new.test/x")
+    everything = Document((("network.outbound", True),), "own")
+    assert widened(everything, learnt, home=HOME).document().get("network.requests") is None

@@ -57,9 +57,10 @@ def test_a_policy_with_a_network_requires_that_all_of_it_passes_the_egress(polic
     assert Guarantee.NO_NETWORK in with_network(policy, OFFLINE).requires
 
 
-def test_connections_from_outside_are_refused_by_name() -> None:
-    with pytest.raises(PolicyError, match="accepts no connections from outside"):
-        locked(network=network_rules(outbound=True, inbound=True))
+def test_published_ports_open_nothing_outward_and_are_in_the_digest() -> None:
+    inward = locked(network=network_rules(inbound=True))
+    assert Guarantee.NO_NETWORK in inward.requires and Guarantee.EGRESS_ONLY not in inward.requires
+    assert inward.digest() != locked().digest()
 
 
 def test_the_network_is_in_the_digest_and_a_policy_without_one_has_the_digest_that_it_always_had() -> None:

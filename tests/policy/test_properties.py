@@ -9,7 +9,19 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.policy.action import FILE_READS, FILE_WRITES, LANGUAGES, Action, CallTool, Promote, RunCode, RunCommand, Undo, UseFile
+from agent_sandbox.policy.action import (
+    FILE_READS,
+    FILE_WRITES,
+    LANGUAGES,
+    Action,
+    CallTool,
+    Connect,
+    Promote,
+    RunCode,
+    RunCommand,
+    Undo,
+    UseFile,
+)
 from agent_sandbox.policy.code.patterns import granted
 from agent_sandbox.policy.code.validate import validate
 from agent_sandbox.policy.decide import LARGEST_SOURCE, Allow, Ask, Deny, decide
@@ -29,6 +41,7 @@ CODE = ("eval('1')", "open('x')", "import subprocess", "import socket", "import 
 NETWORKS = (
     network_rules(outbound=True),
     network_rules(outbound=True, hosts=["*", "api.example.com:22"], ports=[22, 80, 443], opaque=["*"], private=["*"], uninspected=["*"]),
+    network_rules(outbound=True, hosts=["example.net"], asked=["*.example.com", "api.example.com:22"], opaque=["api.example.com:22"]),
 )
 EVERYTHING = Effective(cloned(masks=(), network=NETWORKS[1]))
 NOTHING = Policy("nothing", FileRules(), False, Limits(), required(False, Limits()))
@@ -57,13 +70,14 @@ layers = _table(
         **{"hosts": _some(*HOSTS, "*.example.com", "*", "api.example.com:22"), "denied_hosts": _some(*HOSTS)},
         **{"presets": _some("packages", "git-hosts"), "requests": _some("GET api.example.com", "* *.example.com/v1/*", "POST pypi.org")},
         **{"uninspected": _some(*HOSTS, "*"), "opaque": _some("api.example.com:22", "*"), "private": _some(*HOSTS, "*")},
+        **{"ask": _some(*HOSTS, "*.example.com", "*", "api.example.com:22")},
     ),
     limits=_table(**limits),
     code=_table(validate=flags, blocked=_some("pickle", "json", "eval(", "subprocess")),
     approvals=_table(
         **{"commands": _some("git push **", "rm **"), "effects": _some(*EFFECTS), "tools": _some("send", "read*"), "opaque": flags},
         **{"promotions": flags, "protected": flags, "approvers": _some("ada", "bob"), "high_risk": st.sampled_from(NEEDS)},
-        **{"elevate": _some(*LIFTABLE)},
+        **{"elevate": _some(*LIFTABLE), "network": _some(*HOSTS, "*")},
     ),
 ).map(lambda table: from_mapping(table, origin="layer"))
 where = st.none() | st.sampled_from(PATHS)
@@ -84,6 +98,9 @@ actions: st.SearchStrategy[Action] = st.one_of(
     st.builds(Undo, st.sampled_from((*PATHS, "/")), st.just("1")),
     st.builds(CallTool, st.sampled_from(("send", "read_mail", "other")), st.just("0" * 64), st.just(1)),
     st.builds(UseFile, st.sampled_from((*FILE_READS, *FILE_WRITES, "burn")), st.sampled_from((*PATHS, "/", "/tmp/x"))),
+    st.builds(
+        Connect, st.sampled_from(HOSTS), st.sampled_from((22, 80, 443)), st.sampled_from(("", "GET")), data=st.sampled_from(("", "x"))
+    ),
 )
 policies = st.builds(
     lambda files, processes, tools: Policy("any", files, processes, Limits(), required(processes, Limits()), tools=tools),
@@ -116,9 +133,13 @@ def holes(found: Effective) -> set[str]:
 
 
 def reached(found: Effective) -> set[tuple[object, ...]]:
-    """What may leave in a small world: connections, requests, and exceptions from what is read and where it lies."""
+    """What may leave in a small world: connections, requests, and exceptions from what is read and where it lies.
+
+    A place that somebody is asked for is less than one that may be reached, and more than none.
+    """
     network = found.policy.network
-    places = {(host, port) for host in HOSTS for port in (22, 80, 443) if not network.objection(host, port)}
+    free = {(host, port) for host in HOSTS for port in (22, 80, 443) if not network.objection(host, port)}
+    places = free | {(host, port) for host in HOSTS for port in (22, 80, 443) if network.asks_for(host, port)}
     requests = {
         (host, method, path)
         for host, _ in places
@@ -128,7 +149,8 @@ def reached(found: Effective) -> set[tuple[object, ...]]:
     }
     unread: set[tuple[object, ...]] = {("unread", host) for host, _ in places if network.passes_uninspected(host)}
     unread |= {("any bytes", *place) for place in places if network.passes_opaque(*place)}
-    return {*places, *requests, *unread, *(("private", host) for host, _ in places if network.may_be_private(host))}
+    private = {("private", host) for host, _ in places if network.may_be_private(host)}
+    return {*places, *requests, *unread, *private, *(("unasked", *place) for place in free)}
 
 
 @settings(max_examples=100, deadline=None)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_sandbox._fast.encoding import Seal
-from agent_sandbox.policy.action import Action, Promote, RunCode, RunCommand, Undo
+from agent_sandbox.policy.action import Action, Connect, Promote, RunCode, RunCommand, Undo
 from agent_sandbox.policy.tokens import (
     MOST_CAVEATS,
     Caveat,
@@ -27,8 +27,10 @@ from agent_sandbox.policy.tokens import (
     check,
     covers,
     genuine,
+    hosts_of,
     mint,
     parse,
+    speaks_of,
     spell,
     words_of,
 )
@@ -53,6 +55,37 @@ def test_it_allows_what_it_says_and_nothing_else() -> None:
     assert not allows(token, sandbox="another"), "one that is stolen is of no use elsewhere"
     assert not allows(token, now=100.0) and not allows(token, now=1e9)
     assert not allows(token, key=Seal(b"another key"))
+
+
+def reaching(*patterns: Pattern) -> Token:
+    return mint(KEY, b"i" * 16, (ForSandbox("box"), Until(100.0), Only(patterns)))
+
+
+def test_a_capability_for_hosts_covers_their_ports_and_methods_and_nothing_else() -> None:
+    token = reaching(("network", "api.test", "GET,HEAD"), ("network", "*.web.test"), ("network", "db.test:5432"), ("network", "[::1]:53"))
+    covered = (
+        *(Connect("api.test", 443, "GET", "/x"), Connect("api.test", 80, "HEAD", "/"), Connect("a.b.web.test", 443, "POST", "/")),
+        *(Connect("a.web.test", 443), Connect("db.test", 5432), Connect("::1", 53)),
+    )
+    assert all(allows(token, each) for each in covered)
+    others = (
+        *(Connect("api.test", 443, "POST", "/"), Connect("api.test", 443), Connect("api.test", 22, "GET", "/"), Connect("web.test", 443)),
+        *(Connect("db.test", 443), Connect("db.test", 54320), Connect("api.test.evil.test", 443, "GET"), Connect("evilweb.test", 443)),
+        *(Connect("a.web.test", 443, "POST", "/", "email in the body"), LOG, RunCommand.of(["network", "api.test"])),
+    )
+    assert not any(allows(token, each) for each in others)
+    assert hosts_of(token) == ("api.test", "*.web.test", "db.test:5432", "[::1]:53")
+    narrow = attenuate(token, Only((("network", "a.web.test"),)))
+    assert allows(narrow, Connect("a.web.test", 443, "GET", "/")) and not allows(narrow, Connect("b.web.test", 443, "GET", "/"))
+    wrong = reaching(("network",), ("network", "http://x"), ("network", "a.test", "GET", "/x"), ("network", "a.test", "get"))
+    assert not allows(wrong, Connect("a.test", 443, "GET", "/x")) and hosts_of(wrong) == ("a.test",)
+
+
+def test_a_token_speaks_of_an_action_also_when_it_has_ended_and_never_for_another_sandbox() -> None:
+    token, action = reaching(("network", "api.test")), Connect("api.test", 443, "GET", "/")
+    assert not allows(token, action, now=1e9) and speaks_of(KEY, token, action, sandbox="box")
+    assert not speaks_of(KEY, token, action, sandbox="another") and not speaks_of(Seal(b"another"), token, action, sandbox="box")
+    assert not speaks_of(KEY, token, Connect("web.test", 443), sandbox="box") and not speaks_of(KEY, granted(), action, sandbox="box")
 
 
 def test_who_holds_it_can_narrow_it_without_the_key() -> None:

@@ -138,7 +138,40 @@ class UseFile(_Request):
         return cls(operation, normalise(path), sha256(content).hexdigest(), len(content))
 
 
-Action = RunCode | RunCommand | Promote | Undo | CallTool | UseFile
+@dataclass(frozen=True)
+class OpenNetwork(_Request):
+    """Open the network further, for a time: hosts and presets as `--network` takes them.
+
+    `requests` limit the requests that are then permitted. `reason` is what the agent says about it.
+    """
+
+    hosts: tuple[str, ...]
+    requests: tuple[str, ...] = ()
+    seconds: float = 0.0
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Connect(_Request):
+    """Let a run reach a host: with one request, or, without a method, with one connection whose bytes are not read as requests.
+
+    `path` has no query. `data` names a rule of the search and the place where something was found that would leave with the request; the
+    value is not in it.
+    """
+
+    host: str
+    port: int
+    method: str = ""
+    path: str = ""
+    data: str = ""
+
+    @property
+    def target(self) -> str:
+        """The host with its port."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+Action = RunCode | RunCommand | Promote | Undo | CallTool | UseFile | OpenNetwork | Connect
 
 
 def _directory(cwd: str | bytes | None) -> str | None:

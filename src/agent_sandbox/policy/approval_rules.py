@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from agent_sandbox._fast.values import TYPE_CHECKING, assert_never, dataclass, replace
-from agent_sandbox.policy.action import FILE_READS, Action, CallTool, Promote, RunCode, RunCommand, Undo, UseFile
+from agent_sandbox.policy.action import FILE_READS, Action, CallTool, Connect, OpenNetwork, Promote, RunCode, RunCommand, Undo, UseFile
 from agent_sandbox.policy.model import ANOTHER_USER, SECOND_FACTOR, AskRules
 from agent_sandbox.policy.programs import covers
 from agent_sandbox.readers.shell import POSIX_SHELLS
@@ -63,6 +63,10 @@ def question_about(rules: AskRules, action: Action) -> tuple[str, str] | None:
             return ("tools", f"it calls the tool {action.tool!r}") if covers(rules.tools, action.tool) else None
         case UseFile():
             return _file(rules, action)
+        case OpenNetwork():
+            return "network", "it opens the network further"
+        case Connect():
+            return None  # the network rules say for which hosts somebody is asked
         case _:
             assert_never(action)
 

@@ -14,6 +14,8 @@ from agent_sandbox.policy.network import NetworkRules
 
 SHORTEST = 8  # characters of a value that can be told from chance in what comes back
 AUTHORIZATION = "authorization"
+AWS_KEY, AWS_SECRET, AWS_TOKEN = "aws-key", "aws", "aws-token"  # the parts of a key with which requests to AWS are signed
+AWS_NAMES = {AWS_KEY: "AWS_ACCESS_KEY_ID", AWS_SECRET: "AWS_SECRET_ACCESS_KEY", AWS_TOKEN: "AWS_SESSION_TOKEN"}
 SOURCES = ("env", "file", "command", "keyring")
 _HINT = "write NAME@api.example.com, NAME=file:PATH@api.example.com, or NAME@api.example.com+header:X-Api-Key"
 
@@ -24,7 +26,7 @@ class Secret:
 
     `place` is where in a request: "authorization" (the field, also inside of basic authentication), "header:X-Api-Key", "query:key", or
     "body:key" for a field of a form or of an object in JSON. At every other place, and towards every other host, the placeholder is
-    refused.
+    refused. "aws" signs requests instead: the name is then AWS_SECRET_ACCESS_KEY, and the value goes nowhere.
 
     `source` is where the value comes from: "env" is the caller's variable of the same name, "env:OTHER" another one, "file:PATH" the text
     of a file outside the project, "command:LINE" what a program prints, "keyring:SERVICE/USER" the keyring of the system. Or give the
@@ -50,6 +52,8 @@ class Secret:
             raise PolicyError(f"the secret {self.name} is bound to every host", hint="name the hosts that may have it")
         object.__setattr__(self, "hosts", hosts)
         check_place(self.name, self.place)
+        if self.place in AWS_NAMES and (self.place != AWS_SECRET or self.name != AWS_NAMES[AWS_SECRET]):
+            raise PolicyError(f"the secret {self.name} is no key of AWS", hint="write AWS_SECRET_ACCESS_KEY@s3.eu-west-1.amazonaws.com+aws")
         kind, colon, rest = self.source.partition(":")
         if kind not in SOURCES or (bool(rest) is not bool(colon)) or (kind != "env" and not rest):
             raise PolicyError(f"the secret {self.name} comes from nowhere: {kind!r}", hint=f"a source is {', '.join(SOURCES)}; {_HINT}")
@@ -79,7 +83,8 @@ class Secret:
 class BoundSecret:
     """A secret, what the sandbox sees instead, and where the value may go: see `Secret`.
 
-    A place that is a field of the head then takes no other credential.
+    A place that is a field of the head then takes no other credential. `paths` are beginnings of paths, and `methods` those of requests
+    that the value may go into; empty are all.
     """
 
     name: str
@@ -87,6 +92,8 @@ class BoundSecret:
     value: str = field(repr=False)
     hosts: tuple[str, ...] = ()
     place: str = AUTHORIZATION
+    paths: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_place(self.name, self.place)
@@ -97,6 +104,15 @@ class BoundSecret:
                 f"the secret {self.name} cannot be put into requests",
                 hint=f"a value has at least {SHORTEST} characters, all printable ASCII",
             )
+
+    def goes_with(self, method: str, path: str) -> bool:
+        """Return whether the value may go into a request with this method and this path, in which nothing is ambiguous."""
+        return (not self.methods or method in self.methods) and (not self.paths or path.startswith(self.paths))
+
+    @property
+    def scope(self) -> str:
+        """The requests that the value may go into, in words."""
+        return " ".join(filter(None, (", ".join(self.methods) or "requests", f"below {' and '.join(self.paths)}" if self.paths else "")))
 
     @property
     def header(self) -> bytes:
@@ -118,19 +134,21 @@ def new_placeholder(name: str, random: bytes) -> str:
 def check_place(secret: str, place: str) -> None:
     """Raise `PolicyError` if a secret cannot be put at this place."""
     kind, _, name = place.partition(":")
-    if place != AUTHORIZATION and (kind not in ("header", "query", "body") or not name or not name.isascii()):
+    if place != AUTHORIZATION and place not in AWS_NAMES and (kind not in ("header", "query", "body") or not name or not name.isascii()):
         raise PolicyError(
-            f"the secret {secret} is bound to no place: {place!r}", hint="a place is authorization, header:NAME, query:NAME or body:NAME"
+            f"the secret {secret} is bound to no place: {place!r}",
+            hint="a place is authorization, header:NAME, query:NAME, body:NAME or aws",
         )
 
 
 def check_bound(secrets: Sequence[Secret], rules: NetworkRules) -> None:
     """Raise `PolicyError` if a secret is bound to a host that the rules do not let a run reach, or that passes unread."""
+    rules = rules.widest()  # an intent may open the host later
     for number, secret in enumerate(secrets):
         if any(other.name == secret.name for other in secrets[:number]):
             raise PolicyError(f"the secret {secret.name} is there twice", hint=f"bind it once: {secret.name}@HOST,HOST")
         for host in secret.hosts:
-            if why := rules.objection(host):
+            if (why := rules.objection(host)) and not rules.asks_for(host):
                 raise PolicyError(
                     f"the secret {secret.name} is bound to {host}, which it does not open: {why}", hint=f"add --network {host}"
                 )

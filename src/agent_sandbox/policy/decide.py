@@ -6,10 +6,23 @@ reading and deciding. `engine.gate` acts on the verdict. A verdict refuses early
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from agent_sandbox._fast.values import assert_never, dataclass
-from agent_sandbox.policy.action import FILE_READS, FILE_WRITES, LANGUAGES, Action, CallTool, Promote, RunCode, RunCommand, Undo, UseFile
+from agent_sandbox._fast.values import assert_never, dataclass, field
+from agent_sandbox.policy.action import (
+    FILE_READS,
+    FILE_WRITES,
+    LANGUAGES,
+    Action,
+    CallTool,
+    Connect,
+    OpenNetwork,
+    Promote,
+    RunCode,
+    RunCommand,
+    Undo,
+    UseFile,
+)
 from agent_sandbox.policy.model import SCRATCH, Policy
 from agent_sandbox.policy.paths import ancestors
 from agent_sandbox.policy.programs import SHELLS, covers, reads_a_line
@@ -29,9 +42,10 @@ class Reason:
 
 @dataclass(frozen=True)
 class Allow:
-    """The action is allowed."""
+    """The action is allowed. An approval for the whole run holds `until` a time; 0 is this action alone."""
 
     because: Reason
+    until: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -51,12 +65,14 @@ class Deny:
 class Ask:
     """The action is allowed if an authorised person approves it.
 
-    `suggest` is the pattern of the capability to ask for. `details` is context for the approver: source, arguments, a diff.
+    `suggest` is the pattern of the capability to ask for. `details` is context for the approver: source, arguments, a diff. `wanted`
+    returns whether somebody still waits for the answer; without it, somebody does.
     """
 
     because: Reason
     suggest: str
     details: str = ""
+    wanted: Callable[[], bool] | None = field(default=None, compare=False, repr=False)
 
 
 Verdict = Allow | Deny | Ask
@@ -69,7 +85,13 @@ def decide(policy: Policy, grants: Grants, action: Action, *, now: float) -> Ver
     Deny takes precedence over Ask, and Ask over Allow.
     """
     verdict = _ruled(policy, action)
-    if not policy.asks.asks or isinstance(verdict, Deny):
+    if (
+        isinstance(action, Connect)
+        and isinstance(verdict, Allow)
+        and (action.data or policy.network.declarable().asks_for(action.host, action.port))
+    ):
+        return _asked_network(policy, action)  # also for a host of a capability: `engine.questions` asks no person for it
+    if isinstance(verdict, Deny) or not (policy.asks.asks or isinstance(action, OpenNetwork)):
         return verdict
     return _asked(policy, action) or verdict
 
@@ -88,6 +110,15 @@ def _asked(policy: Policy, action: Action) -> Ask | None:
     pattern = "" if any(word.endswith("*") for word in words) else join(words)
     remedy = granting(pattern) if pattern else "answer when it asks: agent-sandbox approve"
     return Ask(Reason(f"approvals.{rule}", f"the policy {policy.name!r} requires approval: {why}", remedy), pattern)
+
+
+def _asked_network(policy: Policy, action: Connect) -> Ask:
+    if action.data:
+        why = f"the policy {policy.name!r} asks before data leaves: {action.data}, to {action.target}"
+        return Ask(Reason("dlp.ask", why, "answer when it asks: agent-sandbox approve"), "")
+    pattern = f"network {action.target}"
+    why = f"the policy {policy.name!r} asks before {action.target} is reached"
+    return Ask(Reason("network.ask", why, granting(pattern)), pattern)
 
 
 def granting(pattern: str) -> str:
@@ -118,8 +149,24 @@ def _ruled(policy: Policy, action: Action) -> Allow | Deny:
             return _tool(policy, action)
         case UseFile():
             return _file(policy, action)
+        case OpenNetwork():
+            return _opening(policy)
+        case Connect():
+            return _connection(policy, action)
         case _:
             assert_never(action)
+
+
+def _opening(policy: Policy) -> Allow | Deny:
+    """Return whether the network may be opened further at all. If so, somebody is always asked."""
+    if not policy.network.outbound:
+        return Deny(
+            Reason("network", f"the policy {policy.name!r} allows no network", "open one before the run, with --network or network=")
+        )
+    if policy.asks.elevate is not None and "network" not in policy.asks.elevate:
+        why = f"the policy {policy.name!r} does not let the network be opened further"
+        return Deny(Reason("approvals.elevate", why, 'add "network" to approvals.elevate'))
+    return Allow(Reason("network", f"the policy {policy.name!r} lets a person open the network further"))
 
 
 def _tool(policy: Policy, action: CallTool) -> Allow | Deny:
@@ -144,6 +191,14 @@ def _file(policy: Policy, action: UseFile) -> Allow | Deny:
         why = f"the policy {policy.name!r} allows no changes of files, so {action.path!r} cannot be changed"
         return Deny(Reason("file", why, f"set allow_file_write=True, or use a path in {SCRATCH[0]}"))
     return Allow(Reason("file", f"the policy {policy.name!r} lets files be used in its view"))
+
+
+def _connection(policy: Policy, action: Connect) -> Allow | Deny:
+    rules = policy.network.declarable()
+    why = rules.objection(action.host, action.port)
+    if why and not rules.asks_for(action.host, action.port):
+        return Deny(Reason("network", why, "see: agent-sandbox policy explain"))
+    return Allow(Reason("network", f"the policy {policy.name!r} lets {action.target} be reached"))
 
 
 def _place(policy: Policy, action: RunCode | RunCommand) -> Deny | None:

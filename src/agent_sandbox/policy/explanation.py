@@ -10,8 +10,11 @@ from agent_sandbox.policy.decide import Verdict, decide, refused_program
 from agent_sandbox.policy.files.document import Document
 from agent_sandbox.policy.files.layers import Effective, written
 from agent_sandbox.policy.files.settings import BY_KEY
+from agent_sandbox.policy.hosts import covers as hosts_cover
+from agent_sandbox.policy.hosts import is_private
+from agent_sandbox.policy.intents import IntentReach
 from agent_sandbox.policy.model import MIB, Policy
-from agent_sandbox.policy.network import WEB_PORTS, NetworkRules
+from agent_sandbox.policy.network import ANYBODY, WEB_PORTS, NetworkRules, Reach, is_address, leads, split_port
 from agent_sandbox.policy.programs import covers, is_open
 from agent_sandbox.policy.search_rules import SearchRules
 from agent_sandbox.readers.shell.analyze import understand, understand_argv
@@ -20,6 +23,7 @@ from agent_sandbox.readers.shell.tools.tables import TOOLS
 from agent_sandbox.readers.shell.wrappers import BUILTINS
 
 _LISTED = 12  # names in a sentence
+_EVERY = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -124,28 +128,66 @@ def _of_search(search: SearchRules) -> list[str]:
     return [f"network: what leaves is searched for secrets and personal data{more}"]
 
 
-def _of_network(network: NetworkRules) -> list[str]:
+def _of_network(network: NetworkRules, most: int = _LISTED) -> list[str]:
     if not network.outbound:
         return ["network: none"]
-    lists = [_shortened(reach.hosts) for reach in network.reaches if reach.hosts is not None]
+    lists = [_shortened(reach.hosts, most) for reach in network.reaches if reach.hosts is not None]
     what = f"{' and of '.join(lists)}" if lists else "every public host"
     ports = [", ".join(map(str, reach.ports or ())) for reach in network.reaches if reach.ports not in (None, WEB_PORTS)]
     where = f"the ports {' and of '.join(ports)}" if ports else "the ports 80 and 443"
     lines = [f"network: {what} can be reached through the egress, at {where}{', if it names no other' if lists else ''}"]
-    lines += [f"network: not reached: {_shortened(network.denied)}"] if network.denied else []
+    lines += [f"network: not reached: {_shortened(network.denied, most)}"] if network.denied else []
+    lines += [f"network: no more than: {_shortened(list(map(str, network.budgets)), most)}"] if network.budgets else []
     lines += _of_search(network.search)
+    if network.intents:
+        lines.append("network: by intent: only what the declared intent opens of this can be reached")
+        lines += [line for intent in network.intents for line in _of_intent(intent)]
     for reach in network.reaches:
-        rules = [f"{','.join(each.methods) or '*'} {each.host}{' '.join(each.paths)}" for each in reach.requests]
-        lines += [f"network: requests only as: {_shortened(rules)}"] if rules else []
-        lines += [f"network: TLS passed on unread: {_shortened(reach.uninspected)}"] if reach.uninspected else []
-        lines += [f"network: any bytes: {_shortened(reach.opaque)}"] if reach.opaque else []
-        lines += [f"network: may lie on a private address: {_shortened(reach.private)}"] if reach.private else []
+        rules = requests_in_words(reach)
+        lines += [f"network: a person is asked for: {_shortened(reach.asked, most)}"] if reach.asked else []
+        lines += [f"network: by a capability: {_shortened(reach.capable, most)}"] if reach.capable else []
+        lines += [f"network: requests only as: {_shortened(rules, most)}"] if rules else []
+        lines += [f"network: TLS passed on unread: {_shortened(reach.uninspected, most)}"] if reach.uninspected else []
+        lines += [f"network: any bytes: {_shortened(reach.opaque, most)}"] if reach.opaque else []
+        lines += [f"network: may lie on a private address: {_shortened(reach.private, most)}"] if reach.private else []
     return lines
 
 
-def _shortened(names: Sequence[str]) -> str:
-    more = len(names) - _LISTED
-    return f"{', '.join(names[:_LISTED]) or 'no list'}{f' and {more} more' if more > 0 else ''}"
+def reachable(network: NetworkRules, *, doors: Sequence[int] = ()) -> tuple[str, ...]:
+    """Describe what can be reached under network rules, for whoever decides on them. `doors` are the ports that runs have open already."""
+    lines = [line for line in _of_network(network, most=_EVERY) if "network: what leaves is" not in line]
+    entries = dict.fromkeys(split_port(each)[0] for reach in network.reaches for each in reach.hosts or ())
+    addresses = [each for each in entries if is_address(each)]
+    private = [each for each in entries if network.may_be_private(each) and not is_address(each)]
+    lines += [f"network: {each} is a {'private' if is_private(each) else 'public'} address" for each in addresses]
+    if not private:
+        lines.append("network: names are reached at public addresses only")
+    limited = [rule.host for reach in network.reaches for rule in reach.requests]
+    if free := [each for each in entries if not hosts_cover(limited, each)]:
+        lines.append(f"network: every request can be sent to {', '.join(free)}")
+    if closed := [each for each in network.listened if doors and each not in doors]:
+        lines.append(f"network: at port {', '.join(map(str, closed))} from the next run on, because the current ones have no door there")
+    return tuple(dict.fromkeys(lines))
+
+
+def _of_intent(intent: IntentReach) -> list[str]:
+    lists = [_shortened(reach.hosts) for reach in intent.reaches if reach.hosts is not None]
+    opens = f"opens {' and of '.join(lists)}" if all(reach.hosts != () for reach in intent.reaches) else "opens nothing"
+    ports = [", ".join(map(str, reach.ports)) for reach in intent.reaches if reach.ports not in (None, WEB_PORTS) and reach.ports]
+    where = f" at the ports {' and of '.join(ports)}" if ports else ""
+    rules = [each for reach in intent.reaches for each in requests_in_words(reach)]
+    what = f", for requests only as: {_shortened(rules)}" if rules else ""
+    return [f"network: intent {intent.name!r} {opens}{where}{what}, {'always' if intent.always else f'for {intent.seconds:g} s'}"]
+
+
+def requests_in_words(reach: Reach) -> list[str]:
+    """Return the rules for requests of a reach, as they are written in a policy."""
+    return [f"{','.join(each.methods) or '*'} {each.host}{' '.join(each.paths)}" for each in reach.requests]
+
+
+def _shortened(names: Sequence[str], most: int = _LISTED) -> str:
+    more = len(names) - most
+    return f"{', '.join(names[:most]) or 'no host'}{f' and {more} more' if more > 0 else ''}"
 
 
 def _rest(found: Effective) -> list[str]:
@@ -174,6 +216,7 @@ def lint(layers: Iterable[Document], found: Effective | None = None) -> tuple[Re
     remarks: list[Remark] = []
     for layer in layers:
         remarks += _contradictions(layer)
+        remarks += _unreachable_intents(layer, found)
         remarks += _names(layer)
     if found is not None and found.policy.files.read and not found.policy.files.allowed:
         remarks.append(Remark("files.allowed", "the layers leave no file that may be read", "let them overlap"))
@@ -186,6 +229,27 @@ def lint(layers: Iterable[Document], found: Effective | None = None) -> tuple[Re
             )
         )
     return tuple(remarks)
+
+
+def _unreachable_intents(layer: Document, found: Effective | None) -> list[Remark]:
+    """Return remarks about intents of a layer that open nothing."""
+    if not layer.intents or found is None:
+        return []
+    network = found.policy.network
+    if not network.outbound:
+        return [Remark("intents", "have no effect: there is no network", "add network.outbound = true, or give --network")]
+    known = {each.name: each for each in network.intents}
+    remarks = []
+    for each in layer.intents:
+        if each.name not in known:
+            what = f"{each.name!r} is left out: this file narrows intents, and names none"
+            remarks.append(Remark("intents", what, "name it in your own policy file"))
+        for entry in each.hosts or ():
+            host, port = split_port(entry)
+            if not host.startswith("*") and each.name in known and not leads(network.reaches, host, port, ANYBODY):
+                what = f"{each.name!r} names {entry}, which the other rules do not allow"
+                remarks.append(Remark("intents", what, "add it to network.hosts as well"))
+    return remarks
 
 
 def _contradictions(layer: Document) -> list[Remark]:
@@ -202,7 +266,7 @@ def _contradictions(layer: Document) -> list[Remark]:
         what = "opens nothing by itself: it narrows a network that --network or --allow-network opens"
         remarks.append(Remark(asked[0], what, "add network.outbound = true, which opens one in your own policy file"))
     if layer.get("network.inbound"):
-        remarks.append(Remark("network.inbound", "has no effect: a sandbox accepts no connections from outside", "leave it out"))
+        remarks.append(Remark("network.inbound", "publishes no port: only the option --publish does", "leave it out"))
     if layer.get("network.localhost") is False:
         what = "has no effect: the programs of a sandbox always reach one another on a loopback of their own"
         remarks.append(Remark("network.localhost", what, "leave it out"))
@@ -225,11 +289,13 @@ def _says_nothing(layer: Document, key: str) -> bool:
 _NETWORK = (
     "network.hosts",
     "network.presets",
+    "network.ask",
     "network.ports",
     "network.requests",
     "network.uninspected",
     "network.opaque",
     "network.private",
+    "network.budgets",
 )
 _TAKES_AWAY = frozenset(
     {

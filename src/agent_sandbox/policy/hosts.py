@@ -72,6 +72,13 @@ def is_local(host: str) -> bool:
     return covers(_LOCAL, host) or host.startswith("127.") or host in ("::1", "0.0.0.0", "::")
 
 
+def is_private(address: str) -> bool:
+    """Return whether a canonical address is not one of the public internet."""
+    from ipaddress import ip_address  # slow to load, and addresses are rare in policies
+
+    return not ip_address(address).is_global
+
+
 def _address(text: str, written: str) -> str:
     from ipaddress import ip_address  # slow to load, and addresses are rare in policies
 

@@ -8,6 +8,8 @@ The rules for smallest are few enough to state:
   policy forbids.
 - Nothing is proposed for caches written below the files that every view shows (`/usr/lib/…/__pycache__`): programs do without.
 - A limit is the usage, times a factor, rounded up; never more than the limit of the run.
+- A host may be sent the methods and paths that it was sent. A path ends with `*` where a part of it looks like an identifier, and where
+  more than five paths of one directory were asked for with one method.
 
 Everything left out is reported. Nothing is proposed for files that a program looked for and did not find.
 """
@@ -30,6 +32,8 @@ OPENED = "opens the network in your own policy file; in a project's file it only
 MOST_NAMED, MOST_NAMED_AT_THE_TOP = 3, 20  # names in one directory; for more names the directory is proposed
 NAMED = ""  # instead of a program, for a file that the command names and no program was seen to read
 NOWHERE: Mapping[str, str] = {}
+MOST_PATHS = 5  # paths of one directory that a host was asked for with one method; for more the directory is proposed
+_FEWEST_DIGITS = 8  # of an identifier in hexadecimal
 FILE_KINDS = ("read", "write", "execute")
 _DNS_PORT = 53  # the DNS port; lookups are observed as such
 
@@ -114,8 +118,69 @@ def network_lines(seen: Iterable[ObservedAttempt], left_out: list[str]) -> list[
         lines.append(ProposedSetting("network.hosts", tuple(Asked(host, _by(programs)) for host, programs in sorted(hosts.items()))))
         left_out.append(f"the network itself, if this is a project's file: run with --network {','.join(sorted(hosts))}")
     if inbound:
-        left_out.append(f"network.inbound: {_by(inbound)} waits for connections from outside, and there are none")
+        left_out.append(f"network.inbound: {_by(inbound)} waits for connections from outside; --publish PORT lets those of this machine in")
     return lines
+
+
+def request_lines(made: Iterable[ObservedRequest], untold: int, left_out: list[str]) -> list[ProposedSetting]:
+    """Propose the requests that hosts were sent, by method and path. Of a host of which not all can be written, none are proposed."""
+    paths: dict[tuple[str, str], set[str]] = {}
+    unclear: dict[str, str] = {}
+    for each in made:
+        if not each.path:
+            unclear[each.name] = "a path was too long, or held data that was found"
+        elif not (each.method.isalpha() and each.method.isupper()):
+            unclear[each.name] = f"the method {each.method!r} cannot be written"
+        else:
+            paths.setdefault((each.name, each.method), set()).add(_generalised(each.path))
+    if untold:
+        left_out.append(f"network.requests: {untold:,} more requests were made than are listed")
+        return []
+    left_out += [f"network.requests of {name}: {why}" for name, why in unclear.items()]
+    methods: dict[tuple[str, str], list[str]] = {}
+    for (name, method), seen in sorted(paths.items()):
+        for path in sorted(_gathered_paths(seen)) if name not in unclear else ():
+            methods.setdefault((name, path), []).append(method)
+    asked = [Asked(f"{','.join(used)} {_bracketed(name)}{path}", _why_sent(path)) for (name, path), used in methods.items()]
+    return [ProposedSetting("network.requests", tuple(asked))] if asked else []
+
+
+def _why_sent(path: str) -> str:
+    return "sent; * stands for what varies" if path.endswith("*") else "sent"
+
+
+def _bracketed(name: str) -> str:
+    return f"[{name}]" if ":" in name else name
+
+
+def _generalised(path: str) -> str:
+    """Return a path up to its first part that looks like an identifier, and `*` instead of the rest; a whole path if none does."""
+    parts = path.split("/")
+    for place, part in enumerate(parts):
+        if "*" in part or _is_identifier(part):
+            return f"{'/'.join(parts[:place])}/*"
+    return path
+
+
+def _is_identifier(part: str) -> bool:
+    """Return whether a part of a path is a number, or hexadecimal digits of some length, with or without hyphens."""
+    plain = part.replace("-", "")
+    return plain.isdigit() or (len(plain) >= _FEWEST_DIGITS and not plain.lower().strip("0123456789abcdef") and not plain.isalpha())
+
+
+def _gathered_paths(paths: set[str]) -> set[str]:
+    """Return patterns for paths: many in one directory become the directory, and one inside another's pattern is left out."""
+    while True:
+        inside: dict[str, list[str]] = {}
+        for path in paths:
+            inside.setdefault(path.removesuffix("*").rstrip("/").rpartition("/")[0] + "/", []).append(path)
+        full = [parent for parent, names in inside.items() if len(names) > MOST_PATHS and f"{parent}*" not in paths]
+        if not full:
+            break
+        for parent in full:
+            paths = paths.difference(inside[parent]) | {f"{parent}*"}
+    patterns = [path[:-1] for path in paths if path.endswith("*")]
+    return {path for path in paths if not any(path.startswith(each) and path != f"{each}*" for each in patterns)}
 
 
 def _split(target: str) -> tuple[str, int]:
@@ -147,6 +212,17 @@ class ObservedAttempt(Protocol):
     def program(self) -> str: ...
     @property
     def allowed(self) -> bool: ...
+
+
+class ObservedRequest(Protocol):
+    """One request over HTTP, as the egress reports it: with the path without its query, empty if it cannot be told."""
+
+    @property
+    def method(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def path(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -186,16 +262,19 @@ def learn(
     programs: Programs,
     spent: Spent,
     leads: Mapping[str, str] = NOWHERE,
+    requests: Iterable[ObservedRequest] = (),
+    untold: int = 0,
 ) -> Proposal:
     """Return the smallest policy that would have allowed the observed run, as a proposal.
 
     `natures` has the kind of every path that was seen or changed. `leads` maps links to their targets. A view shows the target of an
-    allowed link, so the target need not be allowed itself.
+    allowed link, so the target need not be allowed itself. `requests` are those over HTTP, and `untold` is how many more there were.
     """
     seen = tuple(seen)
     uses, left_out = _uses(seen, natures, place)
     lines = [*_file_lines(uses, natures, place, leads, left_out), *_process_lines(programs, left_out)]
     lines += network_lines(seen, left_out)
+    lines += request_lines(requests, untold, left_out)
     lines += amount_lines(spent, place.limits, left_out)
     return Proposal(tuple(lines), tuple(dict.fromkeys(left_out)), _remarks(programs), () if spent.processes else ("processes.max",))
 

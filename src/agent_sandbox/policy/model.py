@@ -28,6 +28,7 @@ MIB = 1 << 20
 EFFECTS = ("reads", "writes", "destroys", "network", "runs-code", "privilege", "processes", "system", "unknown")
 ANOTHER_USER, SECOND_FACTOR = NEEDS = ("another-user", "second-factor")
 LIFTABLE = ("programs", "limits", "paths")
+ELEVATABLE = (*LIFTABLE, "network")  # the last by a proposal, while a run goes on
 _LARGEST = 1 << 60  # far above any machine, far below the overflow of a kernel field
 
 
@@ -208,7 +209,11 @@ class AskRules:
             check_command(each)
         for each in self.tools:
             check_name(each)
-        for chosen, known, name in ((self.effects, EFFECTS, "effect"), (self.needs, NEEDS, "need"), (self.elevate or (), LIFTABLE, "rule")):
+        for chosen, known, name in (
+            (self.effects, EFFECTS, "effect"),
+            (self.needs, NEEDS, "need"),
+            (self.elevate or (), ELEVATABLE, "rule"),
+        ):
             for each in chosen:
                 check_one_of(each, known, name)
         object.__setattr__(self, "opaque", self.about_commands if self.opaque is None else self.opaque)
@@ -259,8 +264,6 @@ class Policy:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "network", self.network.grounded())
-        if self.network.inbound:
-            raise PolicyError("a sandbox accepts no connections from outside", hint="leave inbound (allow_inbound) out")
         if self.network.outbound and Guarantee.NO_NETWORK in self.requires:
             raise PolicyError(f"the policy {self.name!r} requires no-network, and allows the network", hint="choose one of them")
         if self.system and not self.processes:
@@ -268,6 +271,11 @@ class Policy:
         if missing := implied(self.processes, self.limits, self.programs, self.network) - self.requires:
             names = ", ".join(sorted(guarantee.value for guarantee in missing))
             raise PolicyError(f"the policy {self.name!r} promises more than it requires: {names}", hint="add them to requires")
+
+    @property
+    def asks_somebody(self) -> bool:
+        """Whether a run under this policy may lead to a question."""
+        return self.asks.asks or self.network.questions
 
     def digest(self) -> str:
         """Return the digest that identifies this policy: equal policies have equal digests, on every machine.
@@ -277,7 +285,7 @@ class Policy:
         """
         masks = tuple(mask for mask in self.files.masks if not isinstance(mask, FoundMask))
         form = canonical_form(self if len(masks) == len(self.files.masks) else replace(self, files=replace(self.files, masks=masks)))
-        return digest_of_form(form if self.network.outbound else form | {"network": False})
+        return digest_of_form(form if self.network.asks else form | {"network": False})
 
 
 def implied(

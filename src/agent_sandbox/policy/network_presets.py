@@ -14,7 +14,7 @@ from agent_sandbox.policy.hosts import covers, is_local
 from agent_sandbox.policy.network import WEB_PORTS, NetworkRules, RequestRule, canonical_entry, network_rules, public_web, split_port
 
 PACKAGES, GIT_HOSTS, LLM_APIS = PRESETS = ("packages", "git-hosts", "llm-apis")
-MARKS = ("private", "opaque", "uninspected")
+MARKS = ("private", "opaque", "uninspected", "ask")
 _READING = ("GET", "HEAD")
 
 # What pip and uv, and what npm, use where nothing else is configured.
@@ -54,6 +54,7 @@ class HostList:
     uninspected: tuple[str, ...] = ()
     opaque: tuple[str, ...] = ()
     private: tuple[str, ...] = ()
+    asked: tuple[str, ...] = ()
 
     def joined(self, other: HostList) -> HostList:
         """Return what both open together."""
@@ -63,6 +64,7 @@ class HostList:
             tuple(dict.fromkeys((*self.uninspected, *other.uninspected))),
             tuple(dict.fromkeys((*self.opaque, *other.opaque))),
             tuple(dict.fromkeys((*self.private, *other.private))),
+            tuple(dict.fromkeys((*self.asked, *other.asked))),
         )
 
 
@@ -86,12 +88,18 @@ def preset(name: str, indexes: Iterable[str] = ()) -> HostList:
     raise PolicyError(f"there is no network preset {name!r}", hint=f"use one of {', '.join(PRESETS)}")
 
 
+def index_hosts() -> tuple[str, ...]:
+    """Return the patterns of the hosts that are public indexes of packages."""
+    return _PACKAGES
+
+
 def network_of(entries: Iterable[str], *, web: bool = False, indexes: Callable[[], Iterable[str]] = tuple) -> NetworkRules:
     """Return the network that a list opens: exactly its hosts. Raises `PolicyError` naming an invalid entry.
 
     An entry is a preset, or a host as in `Reach.hosts`. Without a port it means 80 and 443. A single host with another port may be sent any
     bytes, because its protocol is rarely HTTP. A host may carry marks: `+private` lets it lie on a private address, `+opaque` lets it be
-    sent any bytes, `+uninspected` passes its TLS on unread. A host that is also in a preset may be sent every request.
+    sent any bytes, `+uninspected` passes its TLS on unread, and for `+ask` a person is asked first. A host that is also in a preset may be
+    sent every request.
 
     `web` opens every public host at 80 and 443 besides. `indexes` is called if `packages` is in the list.
     """
@@ -116,6 +124,7 @@ def network_of(entries: Iterable[str], *, web: bool = False, indexes: Callable[[
         uninspected=both.uninspected,
         opaque=both.opaque,
         private=both.private,
+        asked=both.asked,
         localhost=True,
     )
 
@@ -151,10 +160,11 @@ def _entry(text: object) -> HostList:
     if is_local(host):
         why = f"{written!r} is the sandbox itself: the loopback of the machine is never reachable from a sandbox"
         raise PolicyError(why, hint="leave it out; a sandbox has a loopback of its own")
-    if host == "*" and marks:
+    if host == "*" and {*marks} - {"ask"}:
         raise PolicyError(f"{text!r} would lift the inspection of every host", hint="give the mark to one host, or to *.example.com")
     opaque = (entry,) if "opaque" in marks else opaque_of((entry,), ())
-    return HostList((entry,), (), (host,) if "uninspected" in marks else (), opaque, (host,) if "private" in marks else ())
+    hosts, asked = ((), (entry,)) if "ask" in marks else ((entry,), ())
+    return HostList(hosts, (), (host,) if "uninspected" in marks else (), opaque, (host,) if "private" in marks else (), asked)
 
 
 def _like_a_preset(written: str) -> str:

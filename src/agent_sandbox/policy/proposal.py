@@ -16,6 +16,8 @@ from agent_sandbox.policy.programs import check_name, covers, is_pattern
 if TYPE_CHECKING:
     from typing import Any
 
+    from agent_sandbox.policy.intents import NetworkIntent
+
 _WILDCARDS = {character: f"[{character}]" for character in "*?["}
 _LONGEST_COMMENT = 160
 
@@ -44,16 +46,20 @@ class ProposedSetting:
 
 @dataclass(frozen=True)
 class Proposal:
-    """The proposed settings, the things left out and why, and remarks. `unknown` are settings about which nothing was learnt."""
+    """The proposed settings, the things left out and why, and remarks. `unknown` are settings about which nothing was learnt.
+
+    `intents` are those of the file that is widened; none are learnt.
+    """
 
     lines: tuple[ProposedSetting, ...]
     left_out: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
+    intents: tuple[NetworkIntent, ...] = ()
 
     def document(self) -> Document:
         """Return the proposal as a policy layer."""
-        return Document(tuple((line.key, _plain(line.value)) for line in self.lines), "the policy that was learnt")
+        return Document(tuple((line.key, _plain(line.value)) for line in self.lines), "the policy that was learnt", self.intents)
 
 
 def _plain(value: Any) -> Any:
@@ -99,6 +105,11 @@ def as_toml(proposal: Proposal, *, heading: tuple[str, ...] = ()) -> str:
             output += ["", f"[{table}]"]
             section = table
         output += _setting(key, line)
+    for intent in proposal.intents:
+        from agent_sandbox.policy.intents import table_of  # few policies name intents
+
+        output += ["", f"[intents.{_value(intent.name)}]"]
+        output += [f"{key} = {_list(value) if isinstance(value, tuple) else _value(value)}" for key, value in table_of(intent)]
     return "\n".join(output).lstrip("\n") + "\n"
 
 
@@ -121,6 +132,10 @@ def _value(value: Any) -> str:
     if isinstance(value, str):
         return f'"{"".join(map(_character, value))}"'
     return "[]" if value == () else repr(value)
+
+
+def _list(values: tuple[Any, ...]) -> str:
+    return f"[{', '.join(map(_value, values))}]"
 
 
 def _character(character: str) -> str:

@@ -10,8 +10,7 @@ from agent_sandbox._fast.values import dataclass, replace
 from agent_sandbox.errors import PolicyError
 
 KINDS = ("secret", "personal")
-ACTIONS = ("alert", "redact", "ask", "block")  # from the mildest to the strictest
-SAID = ("alert", "redact", "block")  # in policy files; nobody can be asked while a request waits
+ALERT, REDACT, ASK, BLOCK = ACTIONS = ("alert", "redact", "ask", "block")  # from the mildest to the strictest
 
 
 @dataclass(frozen=True)
@@ -31,6 +30,11 @@ class SearchRules:
         said = dict(self.actions)
         chosen = said.get(rule) or said.get(kind) or own
         return max([chosen, *(action for name, action in self.floor if name in (rule, kind))], key=ACTIONS.index)
+
+    @property
+    def asks(self) -> bool:
+        """Whether a person may be asked about something that was found. A user's own table may say so as well."""
+        return not self.off and (bool(self.tables) or any(action == ASK for _, action in (*self.actions, *self.floor)))
 
     def narrowed(self, other: SearchRules) -> SearchRules:
         """Return rules that are at least as strict as the floors of both. The other ones turn nothing off."""

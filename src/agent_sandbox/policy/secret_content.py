@@ -100,7 +100,7 @@ def token_in(content: bytes) -> bool:
         return False
     if any(_pattern(shape).search(content) for shape in _SHAPES):
         return True
-    if any(_looks_random(match[1]) for match in _pattern(_ASSIGNED).finditer(content)):
+    if any(looks_random(match[1]) for match in _pattern(_ASSIGNED).finditer(content)):
         return True
     values = (match[1].lower() for match in _pattern(_IN_URLS).finditer(content))
     return any(value not in _IN_URL_WORDS and not _is_placeholder(value) for value in values)
@@ -120,7 +120,8 @@ def _is_placeholder(lowered: bytes) -> bool:
     return any(word in lowered for word in _PLACEHOLDERS) or lowered.startswith((b"$", b"%", b"<", b"/", b"./", b"~"))
 
 
-def _looks_random(value: bytes) -> bool:
+def looks_random(value: bytes) -> bool:
+    """Return whether a value looks as if it was drawn at random: letters and digits, and no placeholder, code or link."""
     if _is_placeholder(value.lower()) or len(set(value)) < 8 or _pattern(_CODE_OR_LINK).match(value):
         return False
     digits, letters = sum(48 <= each <= 57 for each in value), sum(chr(each).isalpha() for each in value)

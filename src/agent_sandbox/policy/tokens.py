@@ -12,17 +12,22 @@ a token was not revoked or used up.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache
 
 from agent_sandbox._fast.encoding import Seal, as_json, same, sha256
 from agent_sandbox._fast.values import TYPE_CHECKING, assert_never, dataclass
-from agent_sandbox.policy.action import Action, CallTool, Promote, RunCode, RunCommand, Undo, UseFile
+from agent_sandbox.errors import PolicyError
+from agent_sandbox.policy.action import Action, CallTool, Connect, OpenNetwork, Promote, RunCode, RunCommand, Undo, UseFile
+from agent_sandbox.policy.hosts import covers as covers_host
+from agent_sandbox.policy.network import WEB_PORTS, canonical_entry, split_port
 
 if TYPE_CHECKING:
     from typing import Any
 
 VERSION = b"capability 1\n"
 MOST_CAVEATS, LONGEST = 32, 16 << 10  # caveats of a token, and their bytes: each costs time to check, and nobody needs more
+NETWORK = "network"  # the first word of a pattern of hosts
 _IDENTITY_BYTES = 16
 _LINE_READERS = ("bash", "sh", "/bin/bash", "/bin/sh", "/usr/bin/bash", "/usr/bin/sh")
 _PLAIN = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./:=@%+,- "  # no character here is special to a shell
@@ -56,7 +61,8 @@ class Only:
     """A caveat: only actions that one of these patterns covers, word by word: `run git log **`, `promote /home/u/project`, `run make *`.
 
     A word that ends with `*` covers every word with that prefix. `**` in last place covers any number of words, including none. Nothing
-    else is special.
+    else is special, but hosts: `network *.example.com GET,HEAD` covers requests with these methods to names below `example.com`, at ports
+    80 and 443, and `network db.example.com:5432` everything with that host at that port.
     """
 
     patterns: tuple[Pattern, ...]
@@ -149,6 +155,15 @@ def _objection(caveat: Caveat | None, spellings: tuple[Pattern, ...], sandbox: s
     return "" if isinstance(caveat, Times) else "the capability has a restriction that is not understood"
 
 
+def speaks_of(key: Seal, token: Token, action: Action, *, sandbox: str) -> bool:
+    """Return whether a genuine token of this sandbox covers an action, whether or not it still counts."""
+    if isinstance(genuine(key, token), RefusedToken):
+        return False
+    spellings = spellings_of(action)
+    caveats = [caveat for caveat in caveats_of(token) if not isinstance(caveat, Until)]
+    return not any(_objection(caveat, spellings, sandbox, 0.0) for caveat in caveats)
+
+
 def genuine(key: Seal, token: Token) -> Genuine | RefusedToken:
     """Check that a token was made with this key and has exactly the caveats that were signed. Compares in constant time."""
     if len(token.caveats) > MOST_CAVEATS or len(token.identity) != _IDENTITY_BYTES:
@@ -186,6 +201,11 @@ def words_of(action: Action) -> Pattern:
             return ("call", action.tool, action.words_sha256)
         case UseFile():
             return ("file", action.operation, action.path)
+        case OpenNetwork():
+            # Not `network`: what a proposal opened outlives a revoked capability, for as long as the first word after it says.
+            return ("propose", f"{action.seconds:g}", *action.hosts, *action.requests)
+        case Connect():
+            return ("send", action.data, action.target, action.method) if action.data else (NETWORK, action.target, action.method)
         case _:
             assert_never(action)
 
@@ -205,11 +225,35 @@ def spellings_of(action: Action) -> tuple[Pattern, ...]:
 
 def covers(pattern: Pattern, words: Pattern) -> bool:
     """Return whether a pattern covers the words of an action."""
+    if pattern[:1] == words[:1] == (NETWORK,):
+        return len(words) == 3 and _covers_host(pattern[1:], *words[1:])
     if pattern and pattern[-1] == "**":
         pattern, words = pattern[:-1], words[: len(pattern) - 1]
     if len(pattern) != len(words):
         return False
     return all(word.startswith(each[:-1]) if each.endswith("*") else word == each for each, word in zip(pattern, words, strict=True))
+
+
+def _covers_host(pattern: Pattern, target: str, method: str) -> bool:
+    """Return whether a host, or a host and methods, cover a request; without a method, a connection whose bytes are not read."""
+    try:
+        entry = canonical_entry(pattern[0])
+    except (PolicyError, IndexError):
+        return False
+    (host, port), (name, at) = split_port(entry), split_port(target)
+    if len(pattern) > 2 or not covers_host((host,), name) or not (at == port if port else at in WEB_PORTS):
+        return False
+    return len(pattern) == 1 or method in pattern[1].split(",")
+
+
+def hosts_of(token: Token) -> tuple[str, ...]:
+    """Return the hosts, with or without a port, that the patterns of a token name. Its other caveats may allow less."""
+    only = [caveat.patterns for caveat in caveats_of(token) if isinstance(caveat, Only)]
+    hosts = []
+    for pattern in only[0] if only else ():
+        with suppress(PolicyError):
+            hosts += [canonical_entry(pattern[1])] if pattern[0] == NETWORK and len(pattern) in (2, 3) else []
+    return tuple(hosts)
 
 
 def spell(token: Token) -> str:

@@ -40,6 +40,8 @@ outbound = true
 inbound = false
 listed = true
 hosts = ["*.example.com", "192.0.2.1"]
+ask = ["*.example.org"]
+budgets = ["api.example.com 10MB 100/min"]
 denied_hosts = ["evil.example.com"]
 ports = [443]
 presets = ["packages"]
@@ -54,6 +56,7 @@ off = false
 rules = ["~/rules.toml"]
 alert = ["email"]
 redact = ["phone"]
+ask = ["iban"]
 block = ["card"]
 
 [limits]
@@ -73,12 +76,24 @@ blocked = ["pickle.loads"]
 commands = ["git push **", "npm publish"]
 effects = ["destroys", "network"]
 tools = ["send_*"]
+network = ["api.example.com"]
 promotions = true
 protected = true
 opaque = true
 approvers = ["alice"]
 high_risk = "second-factor"
 elevate = ["programs", "limits"]
+
+[intents."install packages"]
+hosts = ["index.example.com"]
+presets = ["packages"]
+requests = ["GET index.example.com"]
+ports = [443]
+for = "10m"
+
+[intents.model]
+hosts = ["model.example.com"]
+always = true
 """
 
 VALIDATOR = jsonschema.Draft202012Validator(json_schema())
@@ -226,6 +241,38 @@ def test_the_schema_and_the_loader_take_and_refuse_the_same(document: dict[str, 
     except PolicyError:
         taken = False
     assert taken == VALIDATOR.is_valid(document), list(VALIDATOR.iter_errors(document))
+
+
+@pytest.mark.parametrize(
+    "intents",
+    [
+        {},
+        {"read the web": {"hosts": ["a.example"], "for": "5m"}},
+        {" a  b ": {}},
+        {"": {}},
+        {"  ": {}},
+        {"a\x00": {}},
+        {"é": {}},
+        {"a": 5},
+        {"a": {"hosts": "a.example"}},
+        {"a": {"hosts": ["https://x"]}},
+        {"a": {"presets": ["all"]}},
+        {"a": {"requests": ["GET"]}},
+        {"a": {"ports": [70000]}},
+        {"a": {"for": "soon"}},
+        {"a": {"for": 5}},
+        {"a": {"always": 1}},
+        {"a": {"what": 1}},
+        5,
+    ],
+)
+def test_the_schema_and_the_loader_agree_on_intents(intents: object) -> None:
+    try:
+        from_mapping({"intents": intents}, origin="x")
+        taken = True
+    except PolicyError:
+        taken = False
+    assert taken == VALIDATOR.is_valid({"intents": intents})
 
 
 @pytest.mark.parametrize(

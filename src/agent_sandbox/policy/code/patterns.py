@@ -260,6 +260,6 @@ def granted(policy: Policy) -> frozenset[CodeGrant]:
     grants = {CodeGrant.FILES} if policy.files.read or policy.files.write else set()
     if policy.processes:
         grants |= {CodeGrant.PROCESSES, CodeGrant.SHELL} if policy.programs.shell else {CodeGrant.PROCESSES}
-    if policy.network.outbound:
+    if policy.network.asks:
         grants.add(CodeGrant.NETWORK)
     return frozenset(grants)

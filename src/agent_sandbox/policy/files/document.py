@@ -6,10 +6,12 @@ from collections.abc import Mapping
 
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.policy.files.settings import BY_KEY, SECTIONS, Setting, Shape
+from agent_sandbox.policy.files.settings import BY_KEY, INTENT_SETTINGS, INTENTS, SECTIONS, Setting, Shape
 
 if TYPE_CHECKING:
     from typing import Any
+
+    from agent_sandbox.policy.intents import NetworkIntent
 
 LARGEST_FILE = 1 << 20  # characters
 MOST_ITEMS = 1000  # items of one list; each is compared with every item of the layers above, and each hidden path costs every run
@@ -31,10 +33,11 @@ def loads(text: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Document:
-    """The settings of a policy file, by dotted key, and the origin of the file. A setting that is absent restricts nothing."""
+    """The settings of a policy file, by dotted key, the origin of the file, and its intents. A setting that is absent restricts nothing."""
 
     settings: tuple[tuple[str, Any], ...] = ()
     origin: str = "a policy"
+    intents: tuple[NetworkIntent, ...] = ()
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value of a setting; the default if it is absent."""
@@ -67,21 +70,53 @@ def from_mapping(values: Mapping[str, Any], *, origin: str) -> Document:
     if not isinstance(values, Mapping):
         raise PolicyError(f"{origin}: a policy is a table, not {_shown(values)}", hint="write settings under [files], [processes], …")
     settings: list[tuple[str, Any]] = []
+    intents: tuple[NetworkIntent, ...] = ()
     for name, value in values.items():
-        if name in SECTIONS:
-            if not isinstance(value, Mapping):
-                raise PolicyError(f"{origin}: {name} is a table, not {_shown(value)}", hint=f"write [{name}] on a line of its own")
+        if name in (*SECTIONS, INTENTS) and not isinstance(value, Mapping):
+            raise PolicyError(f"{origin}: {name} is a table, not {_shown(value)}", hint=f"write [{name}] on a line of its own")
+        if name == INTENTS:
+            intents = _intents(value, origin)
+        elif name in SECTIONS:
             for key, inner in value.items():
                 settings.append(_checked(f"{name}.{key}", inner, origin))
         else:
             settings.append(_checked(name, value, origin))
-    return Document(tuple(settings), origin)
+    return Document(tuple(settings), origin, intents)
+
+
+def _intents(tables: Mapping[str, Any], origin: str) -> tuple[NetworkIntent, ...]:
+    from agent_sandbox.policy.intents import from_table  # few policies name intents
+
+    known = {setting.key: setting for setting in INTENT_SETTINGS}
+    found: dict[str, NetworkIntent] = {}
+    for name, table in tables.items():
+        key = f"{INTENTS}.{_shown(name)}"
+        if not isinstance(table, Mapping):
+            hint = f'write [{INTENTS}."install packages"] on a line of its own'
+            raise PolicyError(f"{origin}: {key} is a table, not {_shown(table)}", hint=hint)
+        for unknown in table.keys() - known.keys():
+            raise PolicyError(f"{origin}: {key} has no setting {_shown(unknown)}", hint=f"it takes {', '.join(known)}")
+        checked = {each: _checked_as(f"{key}.{each}", known[each], value, origin)[1] for each, value in table.items()}
+        try:
+            intent = from_table(name, checked)
+        except PolicyError as error:
+            raise PolicyError(f"{origin}: {key}: {error.message}", hint=error.hint) from None
+        if intent.name in found:
+            raise PolicyError(f"{origin}: there are two intents {intent.name!r}", hint="their names differ in case or blanks alone")
+        found[intent.name] = intent
+    if len(found) > MOST_ITEMS:
+        raise PolicyError(f"{origin}: there are {len(found)} intents; at most {MOST_ITEMS} are read", hint="name fewer")
+    return tuple(found.values())
 
 
 def _checked(key: str, value: Any, origin: str) -> tuple[str, Any]:
     setting = BY_KEY.get(key)
     if setting is None:
         raise PolicyError(f"{origin}: there is no setting {key!r}", hint=_nearest(key))
+    return _checked_as(key, setting, value, origin)
+
+
+def _checked_as(key: str, setting: Setting, value: Any, origin: str) -> tuple[str, Any]:
     if not _has_shape(setting, value):
         raise PolicyError(f"{origin}: {key} must be {_wanted(setting)}, not {_shown(value)}", hint=f"write {_written(setting)}")
     if isinstance(value, list) and len(value) > MOST_ITEMS:
@@ -139,5 +174,10 @@ def _nearest(key: str) -> str:
     from difflib import get_close_matches  # slow to load, and only needed for a mistake
 
     ends = {known.rpartition(".")[2]: known for known in BY_KEY}
-    close = get_close_matches(key, [*BY_KEY, *SECTIONS], n=1) or [ends[end] for end in get_close_matches(key.rpartition(".")[2], ends, n=1)]
-    return f"did you mean {close[0]}?" if close else f"settings are {', '.join(BY_KEY)}"
+    close = get_close_matches(key, [*BY_KEY, *SECTIONS, INTENTS], n=1) or [
+        ends[end] for end in get_close_matches(key.rpartition(".")[2], ends, n=1)
+    ]
+    if close:
+        return f"did you mean {close[0]}?"
+    sections = ", ".join(f"[{each}]" for each in (*SECTIONS, INTENTS))
+    return f"settings are {', '.join(each for each in BY_KEY if '.' not in each)}, and those of {sections}"

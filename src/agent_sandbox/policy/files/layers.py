@@ -12,13 +12,15 @@ from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.files.document import Document
 from agent_sandbox.policy.files.presets import preset
 from agent_sandbox.policy.files.settings import BY_KEY, Shape
+from agent_sandbox.policy.hosts import covers as covers_host
 from agent_sandbox.policy.model import MIB, OFFLINE, AskRules, FileRules, Guarantee, Limits, Policy, implied, with_network
-from agent_sandbox.policy.network import NetworkRules, network_rules, read_request
+from agent_sandbox.policy.network import NetworkRules, canonical_entry, network_rules, read_request, split_port
 from agent_sandbox.policy.network_presets import HostList, opaque_of
 from agent_sandbox.policy.network_presets import preset as preset_hosts
 from agent_sandbox.policy.paths import Beneath, PathPattern, Tree, anchor, matches, parse
 from agent_sandbox.policy.programs import covers
 from agent_sandbox.policy.proposal import Asked, Proposal, ProposedSetting
+from agent_sandbox.policy.traffic_budgets import read_budget
 
 if TYPE_CHECKING:
     from typing import Any
@@ -71,7 +73,7 @@ def effective(above: Policy | Effective, layers: Iterable[Document], *, home: st
         network = result.policy.network
         if any(part.get("network.listed", False) for part in parts) and not any(reach.lists for reach in network.reaches):
             # No list yet: a later layer's list would open what this layer has closed.
-            result = replace(result, policy=with_network(result.policy, OFFLINE))
+            result = replace(result, policy=with_network(result.policy, replace(OFFLINE, inbound=network.inbound)))
     return result
 
 
@@ -87,7 +89,8 @@ def narrowed(above: Effective, layer: Document, *, home: str, indexes: Iterable[
     network = policy.network.narrowed(network_of_layer(layer, indexes))
     requires = policy.requires | {Guarantee(name) for name in layer.get("requires", ())} | implied(processes, limits, programs, network)
     if not network.outbound:
-        network, requires = OFFLINE, requires - {Guarantee.EGRESS_ONLY}  # no-network says more
+        network = replace(OFFLINE, inbound=network.inbound)
+        requires -= {Guarantee.EGRESS_ONLY}  # no-network says more
     return Effective(
         replace(
             policy,
@@ -148,27 +151,33 @@ def _limits(limits: Limits, layer: Document) -> Limits:
 def network_of_layer(layer: Document, indexes: Iterable[str] = ()) -> NetworkRules:
     """Return the network rules of a layer. A layer without network settings restricts nothing."""
     hosts, ports, groups = layer.get("network.hosts"), layer.get("network.ports"), layer.get("network.presets")
+    asked = layer.get("network.ask")
     listed = HostList(
         hosts or (),
         tuple(map(read_request, layer.get("network.requests", ()))),
         layer.get("network.uninspected", ()),
-        (*layer.get("network.opaque", ()), *opaque_of(hosts or (), ())),
+        (*layer.get("network.opaque", ()), *opaque_of((*(hosts or ()), *(asked or ())), ())),
         layer.get("network.private", ()),
+        asked or (),
     )
     for name in groups or ():
         listed = listed.joined(preset_hosts(name, indexes))
-    return network_rules(
+    rules = network_rules(
         outbound=layer.get("network.outbound", True) and Guarantee.NO_NETWORK.value not in layer.get("requires", ()),
-        inbound=layer.get("network.inbound", True),
-        hosts=None if hosts is None and groups is None else listed.hosts,
+        inbound=layer.get("network.inbound", True) and Guarantee.NO_NETWORK.value not in layer.get("requires", ()),
+        hosts=None if hosts is groups is asked is None else listed.hosts,
         denied=layer.get("network.denied_hosts", ()),
         ports=ports,
         requests=listed.requests,
         uninspected=listed.uninspected,
         opaque=listed.opaque,
         private=listed.private,
+        asked=listed.asked,
         localhost=layer.get("network.localhost", True),
+        budgets=map(read_budget, layer.get("network.budgets", ())),
     )
+    approved = network_rules(outbound=True, inbound=True, asked=layer.get("approvals.network", ()), localhost=True)
+    return rules.narrowed(approved) if approved.reaches else rules
 
 
 def asks_for_network(layer: Document) -> bool:
@@ -229,7 +238,7 @@ def widened(own: Document, proposal: Proposal, *, home: str) -> Proposal:
 
     Settings that were not learnt stay as the person wrote them.
     """
-    learnt = {line.key: line for line in proposal.lines}
+    learnt = {line.key: _without_narrowing(own, line) for line in proposal.lines}
     needs_files = "files.read" not in learnt
     lines = []
     for key, value in own.settings:
@@ -243,10 +252,21 @@ def widened(own: Document, proposal: Proposal, *, home: str) -> Proposal:
         elif key not in _LEARNT or key in proposal.unknown:
             lines.append(_kept(key, value))
     # A policy without network settings asks for no network. Without other settings, it permits everything.
-    lines += [line for line in learnt.values() if line.key.startswith("network.")]
+    lines += [line for line in learnt.values() if line.key.startswith("network.") and line.value != ()]
     if own.get("files.read") is False and needs_files and "files.allowed" in learnt:
         lines.append(learnt["files.allowed"])
-    return replace(proposal, lines=tuple(lines))
+    return replace(proposal, lines=tuple(lines), intents=own.intents)
+
+
+def _without_narrowing(own: Document, line: ProposedSetting) -> ProposedSetting:
+    """Return learnt requests without those for hosts that the person's policy opens for any request: a line would narrow that."""
+    if line.key != "network.requests":
+        return line
+    hosts, every = own.get("network.hosts"), own.get("network.hosts") is None and own.get("network.presets") is None
+    patterns = ["*"] if every and own.get("network.outbound") else [split_port(canonical_entry(each))[0] for each in hosts or ()]
+    ruled = [read_request(each).host for each in own.get("network.requests", ())]
+    asked = [(each, read_request(each.text).host) for each in line.value]
+    return replace(line, value=tuple(each for each, host in asked if not covers_host(patterns, host) or covers_host(ruled, host)))
 
 
 def _kept(key: str, value: Any) -> ProposedSetting:

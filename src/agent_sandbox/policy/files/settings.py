@@ -9,11 +9,12 @@ from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.code.patterns import Rule
 from agent_sandbox.policy.hosts import canonical_pattern, canonical_port
-from agent_sandbox.policy.model import EFFECTS, LIFTABLE, NEEDS, Guarantee, check_command, check_one_of
+from agent_sandbox.policy.model import EFFECTS, ELEVATABLE, NEEDS, Guarantee, check_command, check_one_of
 from agent_sandbox.policy.network import canonical_entry, read_request
 from agent_sandbox.policy.network_presets import PRESETS as NETWORKS
 from agent_sandbox.policy.paths import parse
 from agent_sandbox.policy.programs import check_name
+from agent_sandbox.policy.traffic_budgets import read_budget
 
 if TYPE_CHECKING:
     from typing import Any
@@ -72,6 +73,12 @@ def _any_of(known: tuple[str, ...], name: str) -> Callable[[str], object]:
     return lambda text: check_one_of(text, known, name)
 
 
+def _time(text: str) -> object:
+    from agent_sandbox.policy.intents import seconds_of  # few policies name intents
+
+    return seconds_of(text)
+
+
 def _rule(text: str) -> object:
     if not text or not set(text) <= _OF_IDS:
         raise PolicyError(f"not the id of a rule: {text!r}", hint='write alert = ["email"]')
@@ -83,6 +90,8 @@ _OF_IDS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-")
 _PATHS = r"^(~$|~/|/|\*\*/)(?!.*(^|/)\.\.(/|$))[^\\\u0000]*$"
 _COMMANDS = r"^[^/\u0000\\]+$"
 _HOSTS = r"^[^/\s\u0000]+(?![\s\S])"  # a strict end: unlike `$`, not before a final newline
+_REQUESTS = r"^\s*(\*|[A-Za-z,]+)\s+[^\s?]+\s*$"
+_TIMES = r"^[0-9]{1,6}[smhSMH]?(?![\s\S])"
 GUARANTEES = tuple(sorted(guarantee.value for guarantee in Guarantee))
 
 SETTINGS: tuple[Setting, ...] = (
@@ -108,7 +117,9 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("processes.denied_commands", Shape.TEXTS, "programs that may not be started", '["curl", "mkfs*"]', check_name, _COMMANDS),
     Setting("processes.max", Shape.COUNT, "processes and threads at once", "64"),
     Setting("network.outbound", Shape.BOOL, "whether connections may be opened; true opens the network in your own policy file", "true"),
-    Setting("network.inbound", Shape.BOOL, "whether connections may be accepted from outside; no sandbox does", "false"),
+    Setting(
+        "network.inbound", Shape.BOOL, "whether ports may be published (--publish); false forbids it, and true publishes none", "false"
+    ),
     Setting(
         "network.listed",
         Shape.BOOL,
@@ -131,6 +142,14 @@ SETTINGS: tuple[Setting, ...] = (
         _any_of(NETWORKS, "network preset"),
         one_of=NETWORKS,
     ),
+    Setting(
+        "network.ask",
+        Shape.TEXTS,
+        "hosts beyond those that may be reached, for which a person is asked; without a list, only these",
+        '["*.example.org"]',
+        canonical_entry,
+        _HOSTS,
+    ),
     Setting("network.denied_hosts", Shape.TEXTS, "hosts that may not be reached", '["*.example.net"]', canonical_pattern, _HOSTS),
     Setting(
         "network.ports",
@@ -146,7 +165,7 @@ SETTINGS: tuple[Setting, ...] = (
         "the requests that a host may be sent; a host that no line names may be sent any",
         '["GET,HEAD api.example.com/v1/*"]',
         read_request,
-        r"^\s*(\*|[A-Za-z,]+)\s+[^\s?]+\s*$",
+        _REQUESTS,
     ),
     Setting(
         "network.uninspected",
@@ -172,11 +191,20 @@ SETTINGS: tuple[Setting, ...] = (
         canonical_pattern,
         _HOSTS,
     ),
+    Setting(
+        "network.budgets",
+        Shape.TEXTS,
+        "how much a run may exchange with some hosts: bytes, requests, requests a minute; * is all of them",
+        '["api.example.com 10MB 100/min", "* sent:50MB requests:5000"]',
+        read_budget,
+        r"^\s*[^/\s\u0000]+(\s+(((sent|received):)?[0-9]+[A-Za-z]+|requests:[0-9]+|[0-9]+/min(ute)?))+\s*(?![\s\S])",
+    ),
     Setting("network.localhost", Shape.BOOL, "whether the sandbox's own loopback may be used; it always can be", "true"),
     Setting("dlp.off", Shape.BOOL, "whether what leaves is not searched; true counts in your own file alone", "true"),
     Setting("dlp.rules", Shape.TEXTS, "tables of rules of your own; not in a project's file", '["~/rules.toml"]', _path, _PATHS),
     Setting("dlp.alert", Shape.TEXTS, "rules or kinds of rules that are only recorded", '["email"]', _rule, _RULES),
     Setting("dlp.redact", Shape.TEXTS, "rules or kinds of rules whose text is replaced by asterisks", '["personal"]', _rule, _RULES),
+    Setting("dlp.ask", Shape.TEXTS, "rules or kinds of rules for which a person is asked", '["email"]', _rule, _RULES),
     Setting("dlp.block", Shape.TEXTS, "rules or kinds of rules that refuse the request", '["secret"]', _rule, _RULES),
     Setting("limits.timeout_seconds", Shape.NUMBER, "wall time of one run", "30.0"),
     Setting("limits.cpu_seconds", Shape.NUMBER, "processor time of one run", "60.0"),
@@ -204,6 +232,14 @@ SETTINGS: tuple[Setting, ...] = (
         one_of=EFFECTS,
     ),
     Setting("approvals.tools", Shape.TEXTS, "host tools that need approval", '["send_*"]', check_name, _COMMANDS),
+    Setting(
+        "approvals.network",
+        Shape.TEXTS,
+        "hosts that need approval, although they may be reached",
+        '["*.example.com"]',
+        canonical_entry,
+        _HOSTS,
+    ),
     Setting("approvals.promotions", Shape.BOOL, "whether changing real files needs approval", "true"),
     Setting("approvals.protected", Shape.BOOL, "whether changing protected kinds of files needs approval", "true"),
     Setting("approvals.opaque", Shape.BOOL, "whether commands that cannot be fully understood need approval", "true"),
@@ -223,11 +259,28 @@ SETTINGS: tuple[Setting, ...] = (
         Shape.TEXTS,
         "which kinds of rules a person may lift for a time",
         '["programs", "limits"]',
-        _any_of(LIFTABLE, "sort of rule"),
-        one_of=LIFTABLE,
+        _any_of(ELEVATABLE, "sort of rule"),
+        one_of=ELEVATABLE,
     ),
 )
 BY_KEY = {setting.key: setting for setting in SETTINGS}
+# Of each table `[intents."NAME"]`.
+INTENTS = "intents"
+INTENT_SETTINGS: tuple[Setting, ...] = (
+    Setting("hosts", Shape.TEXTS, "the hosts that it opens, of those that may be reached", '["api.example.com"]', canonical_entry, _HOSTS),
+    Setting(
+        "presets",
+        Shape.TEXTS,
+        "groups of hosts that it opens, of those that may be reached",
+        '["packages"]',
+        _any_of(NETWORKS, "network preset"),
+        one_of=NETWORKS,
+    ),
+    Setting("requests", Shape.TEXTS, "the requests that a host may then be sent", '["GET *.example.com"]', read_request, _REQUESTS),
+    Setting("ports", Shape.COUNTS, "the ports that it opens; default: 80 and 443", "[443]", canonical_port, most=65535),
+    Setting("for", Shape.TEXT, "how long a declaration holds, a day at most; default: 10m", '"10m"', _time, _TIMES),
+    Setting("always", Shape.BOOL, "whether it is open without a declaration", "true"),
+)
 SECTIONS = tuple(dict.fromkeys(setting.key.partition(".")[0] for setting in SETTINGS if "." in setting.key))
 
 
@@ -243,6 +296,16 @@ def json_schema() -> dict[str, Any]:
     top["extends"] |= {"enum": list(PRESETS)}
     for section, properties in tables.items():
         top[section] = {"type": "object", "properties": properties, "additionalProperties": False}
+    top[INTENTS] = {
+        "type": "object",
+        "description": "parts of the network that an agent opens by declaring what it is about to do, by their names",
+        "propertyNames": {"pattern": r"^[\t-\r -~]*[!-~][\t-\r -~]*(?![\s\S])"},
+        "additionalProperties": {
+            "type": "object",
+            "properties": {setting.key: _described(setting) for setting in INTENT_SETTINGS},
+            "additionalProperties": False,
+        },
+    }
     return {
         "$schema": DIALECT,
         "title": "Policy of Agent Sandbox",
