@@ -4,12 +4,14 @@
 hosts. Nothing else is reachable, and no packet leaves the namespace.
 
     web.test, *.web.test    HTTP and HTTPS: /, /echo, /to?URL (a redirect), /bytes?N, WebSocket,
-                            /simple/ and /npm/ (indexes of packages), /git/ and /served/ (what lies in directories of these names)
+                            /simple/ and /npm/ (indexes of packages; below /private/ for whoever has `INDEX_SECRET`),
+                            /git/ and /served/ (what lies in directories of these names)
     other.test              the same; for tests it is the host that is not allowed
     false.test              HTTPS with a certificate for another name
     inside.test             a name that resolves to a private address; there is a web server
     meta.test               a name that resolves to the metadata address; there is a web server
-    db.test                 port 5432: sends back what it gets
+    db.test, *.db.test      port 5432: sends back what it gets; port 6379: a Redis that knows PING
+    company.test            like web.test, with a certificate of a root that nobody trusts: `company.pem` in the directory of the internet
 """
 
 from __future__ import annotations
@@ -45,10 +47,13 @@ ADDRESSES = {
     "false.test": "11.0.0.3",
     "db.test": "11.0.0.4",
     "inside.test": "10.0.0.5",
+    "company.test": "11.0.0.6",
     "meta.test": "169.254.169.254",
 }
 RESOLVER = "11.0.0.53"
 PACKAGE, VERSION = "smallpackage", "1.0"
+INDEX_SECRET = "idx-7e6d5c4b3a29181f"
+_CREDENTIALS = (f"Bearer {INDEX_SECRET}", "Basic " + base64.b64encode(f"me:{INDEX_SECRET}".encode()).decode())
 _NEW_NAMESPACES = 0x00020000 | 0x40000000  # CLONE_NEWNS, CLONE_NEWNET
 _NEW_USER = 0x10000000
 _BIND, _PRIVATE = 0x1000, 0x4000 | (1 << 18)
@@ -133,7 +138,11 @@ class _Web(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path, _, query = self.path.partition("?")
-        if self.headers.get("upgrade", "").lower() == "websocket":
+        private = "/private" if path.startswith("/private/") else ""
+        path = path.removeprefix(private)
+        if private and self.headers.get("authorization", "") not in _CREDENTIALS:
+            self._say(401, b"", [("WWW-Authenticate", 'Basic realm="index"')])
+        elif self.headers.get("upgrade", "").lower() == "websocket":
             self._greet()
         elif path.startswith("/git/"):
             self._git(path, query, b"")
@@ -144,11 +153,11 @@ class _Web(BaseHTTPRequestHandler):
         elif path == f"/simple/{PACKAGE}/":
             digest = hashlib.sha256(wheel()).hexdigest()
             name = f"{PACKAGE}-{VERSION}-py3-none-any.whl"
-            self._say(200, f'<html><body><a href="/files/{name}#sha256={digest}">{name}</a></body></html>'.encode(), kind="text/html")
+            self._say(200, f'<html><body><a href="../../files/{name}#sha256={digest}">{name}</a></body></html>'.encode(), kind="text/html")
         elif path.startswith("/files/"):
             self._say(200, wheel(), kind="application/zip")
         elif path == f"/npm/{PACKAGE}":
-            self._say(200, json.dumps(_npm_document(self.headers.get("host", ""))).encode(), kind="application/json")
+            self._say(200, json.dumps(_npm_document(self.headers.get("host", "") + private)).encode(), kind="application/json")
         elif path == f"/npm/{PACKAGE}.tgz":
             self._say(200, tarball(), kind="application/octet-stream")
         elif path.startswith("/served/"):
@@ -243,6 +252,23 @@ class _Echo(socketserver.BaseRequestHandler):
             self.request.sendall(data)
 
 
+class _Redis(socketserver.StreamRequestHandler):
+    """Answers each command of the protocol of Redis with its last word: what `PING WORD` asks for."""
+
+    record: _Record
+
+    def handle(self) -> None:
+        while line := self._line():
+            words = [self.rfile.read(int(self._line()[1:]) + 2) for _ in range(int(line[1:]))]
+            sizes = (b"$%d\r\n%b" % (len(word) - 2, word) for word in words)
+            data = base64.b64encode(line + b"".join(sizes)).decode()
+            self.record.write(kind="bytes", at=f"{ADDRESSES['db.test']}:6379", data=data)
+            self.wfile.write(b"$%d\r\n%b" % (len(words[-1]) - 2, words[-1]))
+
+    def _line(self) -> bytes:
+        return self.rfile.readline()
+
+
 class _Server(socketserver.ThreadingTCPServer):
     allow_reuse_address = True
     daemon_threads = True
@@ -315,11 +341,15 @@ def _certificates(place: Path) -> dict[str, ssl.SSLContext]:
     root_key = ec.generate_private_key(ec.SECP256R1())
     root = issue(["root of the small internet"], root_key, None, root_key, authority=True)
     (place / "root.pem").write_bytes(root.public_bytes(serialization.Encoding.PEM))
+    company_key = ec.generate_private_key(ec.SECP256R1())
+    company = issue(["root of a company"], company_key, None, company_key, authority=True)
+    (place / "company.pem").write_bytes(company.public_bytes(serialization.Encoding.PEM))
     contexts = {}
     for host in ADDRESSES:
         key = ec.generate_private_key(ec.SECP256R1())
         names = ["wrong.test"] if host == "false.test" else [host, f"*.{host}"]
-        leaf = issue(names, key, root.subject, root_key, authority=False)
+        issuer, signer = (company, company_key) if host == "company.test" else (root, root_key)
+        leaf = issue(names, key, issuer.subject, signer, authority=False)
         private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
         file = place / f"{host}.pem"
         file.write_bytes(leaf.public_bytes(serialization.Encoding.PEM) + private)
@@ -398,7 +428,9 @@ def main() -> int:
             handler = type("Handler", (_Web,), {"record": record, "repositories": place / "git", "tls": tls})
             threading.Thread(target=_Server((address, port), handler).serve_forever, daemon=True).start()
     echo = type("Echo", (_Echo,), {"record": record})
-    threading.Thread(target=_Server((ADDRESSES["db.test"], 5432), echo).serve_forever, daemon=True).start()
+    redis = type("Redis", (_Redis,), {"record": record})
+    for port, kind in ((5432, echo), (6379, redis)):
+        threading.Thread(target=_Server((ADDRESSES["db.test"], port), kind).serve_forever, daemon=True).start()
     return subprocess.run(given.command, cwd=given.cwd, check=False).returncode
 
 

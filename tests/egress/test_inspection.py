@@ -91,9 +91,20 @@ def test_text_beside_what_is_packed_is_searched() -> None:
         inspect(b"gzip", named)
 
 
-def test_a_rule_that_asks_refuses_because_nobody_can_be_asked() -> None:
+def test_what_a_rule_asks_about_is_noted_in_a_body_and_refused_where_nothing_can_be_held() -> None:
+    notes: list[str] = []
+    searched = INSPECTION.body(b"", notes)
+    assert searched is not None
+    assert searched.feed(b"ask-12345678") + searched.finish() == b"ask-12345678"
+    assert notes == ["ask: test-ask in the body"]
     with pytest.raises(FlowRefused, match="test-ask"):
-        inspect(b"", b"ask-12345678")
+        INSPECTION.message(b"ask-12345678", "a message of WebSocket", [])
+    with pytest.raises(FlowRefused, match="test-ask"):
+        INSPECTION.name("ask-12345678.web.test", [])
+    stream = INSPECTION.stream([])
+    assert stream is not None
+    with pytest.raises(FlowRefused, match="test-ask"):
+        stream.feed(b"ask-12345678")
 
 
 @given(

@@ -15,6 +15,7 @@ from agent_sandbox.egress import orders
 from agent_sandbox.egress.orders import FRAME, FlowRecord, Orders, decode_rules, encode_rules
 from agent_sandbox.egress.service import bounded
 from agent_sandbox.policy.network import NetworkRules, Reach, RequestRule
+from agent_sandbox.policy.traffic_budgets import read_budget
 
 _texts = st.text("abc.*", min_size=1, max_size=8)
 _tuples = st.lists(_texts, max_size=3).map(tuple)
@@ -40,7 +41,11 @@ def test_orders_arrive_with_their_descriptors() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         reader, writer = os.pipe()
-        sent = Orders(NetworkRules(outbound=True, reaches=(Reach(("a.example",)),)), 1, tables=(("mine.toml", "# text " * 20_000),))
+        sent = Orders(
+            NetworkRules(outbound=True, reaches=(Reach(("a.example",)),), budgets=(read_budget("* 1MB"),)),
+            1,
+            tables=(("mine.toml", "# text " * 20_000),),
+        )
         orders.send(ours, sent.encoded(), (reader, writer))
         message, descriptors = orders.receive(theirs, most=orders.MOST_ORDER_BYTES)
         assert Orders.decoded(message) == sent and len(descriptors) == 2

@@ -10,6 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent_sandbox.egress.dlp.own_secrets import OwnSecrets
+from agent_sandbox.egress.dlp.rules import default_rules
+from agent_sandbox.egress.dlp.scanner import Search
 from agent_sandbox.egress.http1 import Fields, RequestHead, ResponseHead
 from agent_sandbox.egress.inspection import Inspection
 from agent_sandbox.egress.rules import FlowRefused, Origin
@@ -62,6 +65,53 @@ def test_the_value_goes_into_the_authorization_of_a_bound_host(field: bytes, exp
     passage = admit(secret(), (b"authorization", field))
     assert b"Authorization: " + expected + b"\r\n" in sent(passage)
     assert passage.secrets == ["GITHUB_TOKEN"]
+
+
+def test_a_long_name_beside_the_value_is_no_credential_and_is_searched() -> None:
+    search = Search.of(default_rules(), OwnSecrets.of([("OTHER", "another-s3cret-of-mine")]), b"k" * 32)
+    bound = secret()
+    guarded = Customs(RULES, Inspection(search, [(bound.name, bound.placeholder)], b"k" * 32), Broker([bound]))
+
+    def asked(field: bytes) -> RequestHead:
+        return RequestHead(b"GET", b"/", ((b"host", b"api.test"), (b"authorization", field), (b"x-some-longer-field", b"a-value")))
+
+    name = "somebody.with.a.long.name"
+    for field, left in ((basic(name, HOLDER), basic(name, VALUE)), (f"Bearer {HOLDER}".encode(), f"Bearer {VALUE}".encode())):
+        assert left in guarded.admit(BOUND, asked(field)).onward(0)
+    for field in (basic("another-s3cret-of-mine", HOLDER), f"another-s3cret-of-mine {HOLDER}".encode()):
+        with pytest.raises(FlowRefused):
+            guarded.admit(BOUND, asked(field))
+
+
+LIMITED = BoundSecret("INDEX", HOLDER, VALUE, ("api.test",), paths=("/simple/", "/files/"), methods=("GET", "HEAD"))
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "goes"),
+    [
+        *((b"GET", b"/simple/", True), (b"HEAD", b"/files/a%20b.whl?x=/api/", True), (b"GET", b"/files/a//b", False)),
+        *((b"GET", b"/simple/././a", True), (b"GET", b"/./files/a", True), (b"GET", b"/simple/.%2e/api", False)),
+        *((b"GET", b"/simple/%2e/a", False), (b"GET", b"/simple/./../api", False)),
+        *((b"POST", b"/simple/", False), (b"GET", b"/", False), (b"GET", b"/simple", False), (b"GET", b"/api?/simple/", False)),
+        *((b"GET", b"/simple/../api", False), (b"GET", b"/simple/%2e%2e/api", False), (b"GET", b"/simple/%252e%252e/api", False)),
+        *((b"GET", b"/simple/..;/api", False), (b"GET", b"/simple/..%5capi", False), (b"GET", b"/Simple/", False)),
+    ],
+)
+def test_a_value_goes_only_into_requests_with_its_methods_and_paths(method: bytes, target: bytes, goes: bool) -> None:
+    head = RequestHead(method, target, ((b"host", b"api.test"), (b"authorization", f"Bearer {HOLDER}".encode())))
+    if goes:
+        assert f"Bearer {VALUE}".encode() in customs(LIMITED).admit(BOUND, head).onward(0)
+        return
+    with pytest.raises(FlowRefused) as refused:
+        customs(LIMITED).admit(BOUND, head)
+    assert "GET, HEAD below /simple/ and /files/ of api.test alone" in str(refused.value)
+
+
+def test_a_limited_secret_leaves_other_requests_of_its_host_alone() -> None:
+    head = RequestHead(b"GET", b"/api", ((b"host", b"api.test"), (b"authorization", b"Bearer own")))
+    assert b"Bearer own" in customs(LIMITED).admit(BOUND, head).onward(0)
+    with pytest.raises(FlowRefused):
+        customs(LIMITED).admit(BOUND, RequestHead(b"GET", b"/simple/", head.fields))
 
 
 def test_the_value_goes_into_a_named_field_query_form_and_object() -> None:
@@ -202,6 +252,15 @@ _PIECES = st.lists(
 )
 
 
+def test_a_long_answer_is_scrubbed_to_its_end_wherever_the_value_is_cut() -> None:
+    scrubber = Broker([secret()]).scrubber("api.test")
+    assert scrubber is not None
+    answer = (b"x" * 60_001 + VALUE.encode()) * 40
+    pieces = [answer[place : place + 65536] for place in range(0, len(answer), 65536)]
+    back = b"".join(map(scrubber.feed, pieces)) + scrubber.finish()
+    assert back == (b"x" * 60_001 + HOLDER.encode()) * 40
+
+
 @given(_PIECES, st.sets(st.integers(0, 300), max_size=8))
 @settings(max_examples=400, deadline=None)
 def test_any_division_of_an_answer_is_scrubbed_alike(parts: list[bytes], cuts: set[int]) -> None:
@@ -233,3 +292,22 @@ def test_a_secret_shows_its_name_and_not_its_value() -> None:
 def test_a_secret_that_cannot_be_bound_is_an_error(value: str, place: str) -> None:
     with pytest.raises(PolicyError):
         BoundSecret("A", HOLDER, value, ("api.test",), place)
+
+
+def test_a_request_with_a_secret_and_further_fields_is_not_taken_for_a_leak() -> None:
+    """With the product's own rules: a field that follows the credential is not its value."""
+    search = Search.of(default_rules(), OwnSecrets.of(()), b"key")
+    bound = BoundSecret("TOKEN", "agent-sandbox-secret-token-0123", "the value of it", ("api.test",))
+    customs = Customs(
+        network_rules(outbound=True, hosts=["api.test"]), Inspection(search, (("TOKEN", bound.placeholder),), b"k"), Broker((bound,))
+    )
+    origin = Origin("api.test", 443, True)
+
+    def head(credential: bytes) -> RequestHead:
+        after = ((b"content-length", b"11"), (b"content-type", b"application/x-www-form-urlencoded"))
+        return RequestHead(b"POST", b"/", ((b"host", b"api.test"), (b"authorization", credential), *after), 11)
+
+    passage = customs.admit(origin, head(b"Bearer " + bound.placeholder.encode()))
+    assert passage.secrets == ["TOKEN"] and (b"authorization", b"Bearer the value of it") in passage.judged.fields
+    with pytest.raises(FlowRefused):  # the control: the scheme is searched all the same
+        customs.admit(origin, head(b"AKIAQYLPMN5HFIQR7XYA " + bound.placeholder.encode()))

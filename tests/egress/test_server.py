@@ -6,18 +6,19 @@ import asyncio
 import ssl
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
 from agent_sandbox.egress.dlp.own_secrets import OwnSecrets
 from agent_sandbox.egress.dlp.rules import SearchRule
 from agent_sandbox.egress.dlp.scanner import Search
-from agent_sandbox.egress.flows import TrafficBudget
 from agent_sandbox.egress.inspection import HELD
 from agent_sandbox.egress.upstream import Patience
 from agent_sandbox.policy.bound_secrets import BoundSecret, new_placeholder
 from agent_sandbox.policy.network import network_rules
-from tests.egress.wire import OK, PUBLIC, Beyond, Door, door, run
+from agent_sandbox.policy.traffic_budgets import read_budget
+from tests.egress.wire import INSIDE, OK, PUBLIC, Beyond, Door, door, run
 
 CANARY = b"canary-7f3a9c51"
 QUICK = Patience(first=0.2, head=0.2, between=0.2, dial=0.2, response=0.2, idle=0.2)
@@ -495,18 +496,49 @@ def test_a_secret_is_put_in_and_taken_out_on_the_wire() -> None:
 def test_a_budget_that_is_used_up_ends_requests_and_bodies() -> None:
     async def test() -> None:
         beyond = Beyond(lambda data: OK if data.endswith(b"end") or data.endswith(b"\r\n\r\n") else None)
-        budgets = (TrafficBudget("a.web.test", requests=1), TrafficBudget("*", sent=1000, requests_a_minute=4))
-        async with door(beyond=beyond.serve, budgets=budgets, clock=lambda: 0.0) as opened:
+        budgets = (read_budget("a.web.test requests:1 1KB"), read_budget("* sent:1000B 4/min"))
+        rules = network_rules(outbound=True, hosts=["web.test", "*.web.test"], budgets=budgets)
+        async with door(rules, beyond.serve, clock=lambda: 0.0) as opened:
             assert b" 200 " in await opened.send(through_proxy("/", "a.web.test"), proxy=True)
-            assert b"1 requests for a.web.test is used up" in await opened.send(through_proxy("/", "a.web.test"), proxy=True)
+            said = b"the budget a.web.test requests:1 1KB is used up: all 1 requests were made; left are 998 bytes"
+            assert said in await opened.send(through_proxy("/", "a.web.test"), proxy=True)
             body = (
                 b"POST http://web.test/ HTTP/1.1\r\nHost: web.test\r\nConnection: close\r\nContent-Length: 2000\r\n\r\n"
                 + b"a" * 1997
                 + b"end"
             )
-            assert b"1000 bytes sent for the whole run is used up" in await opened.send(body, proxy=True)
+            said = b"the budget * sent:1000B 4/min is used up: there were more than 1,000 bytes sent"
+            assert said in await opened.send(body, proxy=True)
             assert b"end" not in beyond.all
             answers = [await opened.send(through_proxy("/"), proxy=True) for _ in range(3)]
             assert b"HTTP/1.1 429 " in answers[-1]
+
+    run(test())
+
+
+def test_an_answer_is_cut_where_the_bytes_of_its_budget_end() -> None:
+    async def test() -> None:
+        beyond = Beyond(lambda _: b"HTTP/1.1 200 OK\r\nContent-Length: 500000\r\n\r\n" + b"a" * 500_000)
+        budgets = [read_budget("web.test received:100KB")]
+        rules = network_rules(outbound=True, hosts=["web.test", "*.web.test"], budgets=budgets)
+        async with door(rules, beyond.serve) as opened:
+            assert (await opened.send(through_proxy("/", "a.web.test"), proxy=True)).count(b"a") == 500_000, "the control: another host"
+            assert (await opened.send(through_proxy("/", "web.test"), proxy=True)).count(b"a") < 500_000
+            assert b" 429 " in await opened.send(through_proxy("/", "web.test"), proxy=True)
+            opened.egress.rules = replace(rules, budgets=(*budgets, read_budget("a.web.test requests:0")))
+            assert b" 429 " in await opened.send(through_proxy("/", "web.test"), proxy=True), "what is spent stays spent"
+            assert b" 429 " in await opened.send(through_proxy("/", "a.web.test"), proxy=True)
+
+    run(test())
+
+
+def test_a_host_with_roots_of_its_own_is_verified_with_them_and_others_with_the_systems() -> None:
+    async def test() -> None:
+        foreign = ssl.create_default_context(cadata=INSIDE.certificate.decode())
+        async with door(beyond=Beyond().serve, own_roots={"web.test": foreign}, certified="*.web.test") as opened:
+            answer = await opened.send_tls("a.web.test", b"GET / HTTP/1.1\r\nHost: a.web.test\r\nConnection: close\r\n\r\n")
+            assert answer.startswith(b"HTTP/1.1 200 ")
+            answer = await opened.send_tls("web.test", b"GET / HTTP/1.1\r\nHost: web.test\r\nConnection: close\r\n\r\n")
+            assert b"the certificate of web.test is not valid" in answer
 
     run(test())

@@ -93,6 +93,11 @@ class ClientRequest:
         self._keep = head.minor == 1 and b"close" not in b",".join(head.values(b"connection")).lower()
 
     @property
+    def alive(self) -> bool:
+        """Whether the client still holds the connection."""
+        return self.connection.channel.alive
+
+    @property
     def reusable(self) -> bool:
         """Whether another request can follow on the connection."""
         return self._keep and self.at_end()

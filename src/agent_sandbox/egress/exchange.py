@@ -10,15 +10,21 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 from agent_sandbox.egress.channel import SocketChannel
+from agent_sandbox.egress.consent import ClientGone, Consent
 from agent_sandbox.egress.flows import Budgets, Flow, OverBudget, RequestRecord
 from agent_sandbox.egress.http1 import Fields, MalformedHttp, RequestHead, ResponseHead
-from agent_sandbox.egress.rules import FlowRefused, Origin
+from agent_sandbox.egress.recorder import AskedRequest, ExchangeRecorder, RecordedAnswers, Recording
+from agent_sandbox.egress.rules import FlowRefused, Origin, allowing_rule, rules_for
 from agent_sandbox.egress.upstream import AnyUpstream, UpstreamConnection, Upstreams, said
 from agent_sandbox.egress.web import Customs, Passage, refusal_response
+from agent_sandbox.policy.intents import canonical_intent
+from agent_sandbox.policy.network import only_reads
 
+LONGEST_PATH = 4000  # of a path that is told
 _AGAIN = frozenset((b"GET", b"HEAD", b"OPTIONS", b"PUT", b"DELETE"))  # a request with these can be sent twice without harm
 
 
@@ -28,6 +34,10 @@ class Requester(Protocol):
     head: RequestHead
     answered: bool  # the answer has begun
     http2: bool
+
+    @property
+    def alive(self) -> bool:
+        """Whether the client still waits for an answer, as far as is known."""
 
     async def read(self) -> bytes:
         """Return the next piece of the request's body; nothing at its end. Raises `FlowRefused` if it breaks, whatever the cause."""
@@ -56,6 +66,11 @@ class Exchanges:
     upstreams: Upstreams
     budgets: Budgets
     switch: Switch  # carries on after the protocol has changed to WebSocket
+    consent: Consent
+    recorder: ExchangeRecorder | None = None
+    replay: RecordedAnswers | None = None  # answers come from a record, and nothing leaves
+    tell: Callable[[dict[str, Any]], Awaitable[None]] | None = None  # is told of each request
+    hold: bool = False  # requests that may change something at their host are not sent
 
     async def carry(self, asking: Requester, origin: Origin, flow: Flow) -> None:
         """Carry one request. The answer is complete afterwards, unless this raises: then the client's connection is to be broken."""
@@ -76,12 +91,19 @@ class Exchanges:
             return
         if not passage.notes:
             request.name_path(passage.judged.target)
+        if passage.intent:
+            request.intent = canonical_intent(passage.intent)
+            flow.rule = flow.rule or allowing_rule(rules_for(passage.rules, passage.intent), origin.name)
+        exchange = _Exchange(self, asking, origin, flow, request, passage)
         try:
-            await _Exchange(self, asking, origin, flow, request, passage).run()
+            await exchange.run()
         except FlowRefused as error:
             await self.refuse(asking, flow, request, error)
         except OverBudget as error:
             await self.refuse(asking, flow, request, FlowRefused(429, str(error)))
+        except ClientGone as error:
+            flow.refuse(str(error))
+            raise
         except OSError:
             raise  # the client has gone
         except Exception as error:
@@ -89,6 +111,8 @@ class Exchanges:
         finally:
             flow.findings += [note for note in passage.notes if note not in flow.findings]
             flow.secrets += [name for name in passage.secrets if name not in flow.secrets]
+            if self.tell is not None:
+                await self.tell(exchange.facts())
 
     async def refuse(self, asking: Requester, flow: Flow, request: RequestRecord, why: FlowRefused) -> None:
         """Answer a request with a refusal. Raises OSError if its answer has begun."""
@@ -111,9 +135,81 @@ class _Exchange:
     flow: Flow
     request: RequestRecord
     passage: Passage
+    _recording: Recording | None = None
+    _complete: bool = False  # all of the request has been read
+    _left: bool = False  # something of it has been sent on
 
     async def run(self) -> None:
         """Carry the request and its answer. Raises `FlowRefused`, `OverBudget`, and what a broken client connection raises."""
+        recorder, passage = self.shared.recorder, self.passage
+        if self.shared.replay is not None:
+            await self._answer_from(self.shared.replay)
+            return
+        if self.shared.hold and (passage.judged.websocket or not only_reads(*self._said)):
+            await self._read_all()
+            raise FlowRefused(403, f"a simulation does not send {self._said[0]}, which may change something at {self.origin}; --send would")
+        await self._ask_for_host()
+        if recorder is None:
+            await self._carry()
+            return
+        if passage.judged.websocket:
+            recorder.skip("WebSocket")
+            await self._carry()
+            return
+        asked = self.asking.head
+        coding = b", ".join(asked.values(b"content-encoding"))
+        self._recording = recorder.begin(self.origin, asked.method, passage.written, asked.fields, coding)
+        try:
+            await self._carry()
+        except BaseException:
+            if not self._recording.ended:
+                recorder.skip("an exchange that was refused, or broke off")
+            raise
+        finally:
+            self._recording.drop()
+
+    async def _answer_from(self, replay: RecordedAnswers) -> None:
+        """Answer from a record. Raises `FlowRefused` for what is not in it."""
+        if self.passage.judged.websocket:
+            raise FlowRefused(403, "this run is answered from a record, and WebSocket is not recorded")
+        asked = replay.asked(self.origin, self.asking.head.method, self.passage.written)
+        await self._read_all(asked)
+        found = await replay.ask(asked.key())
+        what = f"{asked.method} {asked.origin}{self.passage.written.partition(b'?')[0].decode('ascii')}"
+        if found is None:
+            raise FlowRefused(403, f"this run is answered from a record, which holds no further {what} with this query and body")
+        body = found.body if found.body is not None or found.received else b""
+        if body is None:
+            raise FlowRefused(403, f"this run is answered from a record, which does not hold the body of {what}: {found.why}")
+        back = self.passage.response(ResponseHead(found.status, found.answered, len(body)))
+        self.request.status = found.status
+        self._count(received=len(body))
+        await self.asking.answer(back)
+        await self.asking.send(self.passage.receive(body) + self.passage.received())
+        await self.asking.finish(self.passage.trailers(found.trailers))
+
+    async def _read_all(self, asked: AskedRequest | None = None) -> None:
+        """Read and search the body of a request that is not sent."""
+        while self.asking.head.length != 0 and (piece := await self.asking.read()):
+            self._count(sent=len(piece))
+            self.passage.feed(piece)
+            if asked is not None:
+                asked.feed(piece)
+        self.passage.finish()
+
+    @property
+    def _said(self) -> tuple[str, str]:
+        """The method, and the path without the query."""
+        return self.passage.judged.method.decode("ascii"), self.passage.written.partition(b"?")[0].decode("ascii")
+
+    def facts(self) -> dict[str, Any]:
+        """Return what is told of this request."""
+        method, path = self._said
+        told = "" if self.passage.notes or len(path) > LONGEST_PATH else path
+        where = {"name": self.origin.name, "port": self.origin.port, "tls": self.origin.tls}
+        return {**where, "method": method[:40], "path": told, "left": self._left, "secrets": self.passage.secrets[:20]}
+
+    async def _carry(self) -> None:
         first, ended = await self._beginning()
         again = ended and self.asking.head.method in _AGAIN
         upstream = self.shared.upstreams.waiting(self.origin, http2=self.asking.http2)
@@ -132,24 +228,52 @@ class _Exchange:
 
     async def _beginning(self) -> tuple[bytes, bool]:
         """Return what may go on of the body as soon as something may, and whether that is all of it."""
+        await self._ask_about_findings()
         if self.asking.head.length == 0:
+            self._complete = True
             return b"", True
         if self.passage.flows:
             return b"", False
         while True:
-            piece = await self.asking.read()
-            self._count(sent=len(piece))
+            piece = await self._read()
             if not piece:
-                return self.passage.finish(), True
-            if first := self.passage.feed(piece):
-                return (first + self.passage.finish(), True) if self.asking.at_end() else (first, False)
+                first, ended = self.passage.finish(), True
+            elif first := self.passage.feed(piece):
+                ended = self._complete = self.asking.at_end()
+                first += self.passage.finish() if ended else b""
+            else:
+                continue
+            await self._ask_about_findings()
+            return first, ended
+
+    async def _ask_for_host(self) -> None:
+        """Wait until the host may be reached. Raises `FlowRefused`."""
+        passage, (name, port) = self.passage, (self.origin.name, self.origin.port)
+        method, target = self.asking.head.method.decode("ascii"), b"" if passage.notes else passage.judged.target
+        under = partial(rules_for, declared=passage.intent)
+        passage.still = await self.shared.consent.host(name, port, lambda: self.asking.alive, method=method, target=target, under=under)
+
+    async def _ask_about_findings(self) -> None:
+        """Wait until what was found so far may leave. Raises `FlowRefused`."""
+        for finding in self.passage.questions():
+            method, target = self.asking.head.method.decode("ascii"), b"" if self.passage.notes else self.passage.judged.target
+            try:
+                await self.shared.consent.data(self.origin, method, target, finding, lambda: self.asking.alive)
+            except FlowRefused as error:
+                why = f"{finding.partition(' in ')[2]} holds data that somebody was asked about: {finding}; {error}"
+                raise FlowRefused(error.status, why, withheld=True, findings=(f"ask: {finding}",)) from None
 
     async def _through(self, upstream: AnyUpstream, first: bytes, ended: bool) -> None:
         """Send the request on one connection beyond, and its answer back. Raises `_Stale` if no answer came."""
         upload: asyncio.Task[None] | None = None
         keep = False
+        watching = None
+        if (still := self.passage.still) is not None:
+            watching = asyncio.ensure_future(self.shared.consent.watch(still, lambda why: self._withdraw(upstream, why)))
         try:
+            self.passage.check_rules(self.shared.customs.rules)  # they may have changed while the host was dialled
             try:
+                self._left = True
                 upstream.begin(self.passage, first, len(first) if ended else self.asking.head.length, ended=ended)
                 if not ended:
                     upload = asyncio.ensure_future(self._upload(upstream))
@@ -176,6 +300,8 @@ class _Exchange:
             keep = False
             raise
         finally:
+            if watching is not None:
+                watching.cancel()
             if upload is not None:
                 if not upload.done():
                     upload.cancel()
@@ -185,6 +311,11 @@ class _Exchange:
             if not keep:
                 upstream.whole = False
             self.shared.upstreams.put_back(upstream, keep=keep, http2=self.asking.http2)
+
+    def _withdraw(self, upstream: AnyUpstream, why: str) -> None:
+        """End an exchange in the middle: its approval was taken back."""
+        self.flow.refuse(why)
+        upstream.channel.abort()
 
     async def _answer_of(self, upstream: AnyUpstream, upload: asyncio.Task[None] | None) -> ResponseHead:
         """Return the answer's head. What refuses the body while it is sent is raised at once."""
@@ -206,9 +337,9 @@ class _Exchange:
         """Send the rest of the request's body."""
         while True:
             try:
-                piece = await self.asking.read()
-                self._count(sent=len(piece))
+                piece = await self._read()
                 onward = self.passage.feed(piece) if piece else self.passage.finish()
+                await self._ask_about_findings()
             except (FlowRefused, OverBudget):
                 upstream.channel.abort()  # what was sent of it never becomes a whole request
                 raise
@@ -220,18 +351,41 @@ class _Exchange:
             if not piece:
                 return
 
+    async def _read(self) -> bytes:
+        """Return the next piece of the request's body; nothing at its end."""
+        piece = await self.asking.read()
+        self._count(sent=len(piece))
+        self._complete = not piece
+        if self._recording is not None and piece:
+            self._recording.sent(piece)
+        return piece
+
     async def _back(self, upstream: AnyUpstream, head: ResponseHead) -> None:
         """Send the answer back."""
         back = self.passage.response(head)
         self.request.status = head.status
+        if self._recording is not None:
+            self._recording.answer(back)
         await self.asking.answer(back)
         while piece := await self._piece(upstream):
             self._count(received=len(piece))
-            if piece := self.passage.receive(piece):
-                await self.asking.send(piece)
-        if rest := self.passage.received():
-            await self.asking.send(rest)
-        await self.asking.finish(self.passage.trailers(upstream.trailers))
+            await self._give(self.passage.receive(piece))
+        await self._give(self.passage.received())
+        trailers = self.passage.trailers(upstream.trailers)
+        await self.asking.finish(trailers)
+        if self._recording is None:
+            return
+        if self._complete:
+            await self._recording.end(trailers)
+        elif self.shared.recorder is not None:
+            self.shared.recorder.skip("an answer that came before the end of its request")
+
+    async def _give(self, piece: bytes) -> None:
+        if not piece:
+            return
+        if self._recording is not None:
+            self._recording.received(piece)
+        await self.asking.send(piece)
 
     async def _piece(self, upstream: AnyUpstream) -> bytes:
         try:

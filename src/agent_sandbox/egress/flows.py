@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Any
 
 from agent_sandbox.policy.hosts import covers
+from agent_sandbox.policy.traffic_budgets import TrafficBudget
 
 MOST_REQUESTS = 20  # in one record; then the flow goes on in the next
 _LONGEST_PATH = 200
@@ -25,11 +27,13 @@ class RequestRecord:
     status: int = 0
     sent: int = 0
     received: int = 0
+    intent: str = ""  # that the request declared for itself
 
     def __str__(self) -> str:
-        """Return one line: `POST /path 200, sent 3, received 2`."""
+        """Return one line: `POST /path 200, sent 3, received 2, intent 'publish'`."""
         counted = "".join(f", {word} {count}" for word, count in (("sent", self.sent), ("received", self.received)) if count)
-        return f"{self.method} {self.path or '(withheld)'} {self.status or 'broken off'}{counted}"
+        declared = f", intent {self.intent!r}" if self.intent else ""
+        return f"{self.method} {self.path or '(withheld)'} {self.status or 'broken off'}{counted}{declared}"
 
     def name_path(self, target: bytes) -> None:
         """Note the path of the request, which is no part of the record before it has been searched."""
@@ -80,20 +84,6 @@ class Flow:
         return record | {key: value for key in ("findings", "secrets") if (value := getattr(self, key))}
 
 
-@dataclass(frozen=True)
-class TrafficBudget:
-    """How much may pass in one run between the sandbox and the hosts that a pattern covers, all together. None is any amount."""
-
-    hosts: str = "*"
-    sent: int | None = None  # bytes of bodies and of opaque streams
-    received: int | None = None
-    requests: int | None = None
-    requests_a_minute: int | None = None
-
-    def __str__(self) -> str:
-        return "the whole run" if self.hosts == "*" else self.hosts
-
-
 @dataclass
 class _Spent:
     """The traffic that has passed under a budget. The requests of a minute are a bucket, which fills again with time."""
@@ -104,6 +94,10 @@ class _Spent:
     bucket: float = 0.0
     filled_at: float = 0.0
 
+    @property
+    def bytes(self) -> int:
+        return self.sent + self.received
+
 
 class OverBudget(Exception):
     """A budget is used up. The message says which."""
@@ -113,39 +107,57 @@ class Budgets:
     """The budgets of one run and what is spent of them. `clock` returns seconds."""
 
     def __init__(self, budgets: tuple[TrafficBudget, ...], clock: Callable[[], float]) -> None:
-        self._budgets = [(budget, _Spent(bucket=budget.requests_a_minute or 0, filled_at=clock())) for budget in budgets]
         self._clock = clock
+        self._spent: dict[TrafficBudget, _Spent] = {}
+        self.put_in_force(budgets)
+
+    def put_in_force(self, budgets: tuple[TrafficBudget, ...]) -> None:
+        """Let these budgets hold from now on. What was spent of one of them is spent."""
+        for budget in budgets:
+            self._spent.setdefault(budget, _Spent(bucket=budget.requests_a_minute or 0, filled_at=self._clock()))
+        self._budgets = [(budget, self._spent[budget]) for budget in budgets]
 
     def request(self, name: str) -> None:
         """Count a request to a canonical host. Raises `OverBudget`, and counts nothing then."""
         found = [(budget, spent) for budget, spent in self._budgets if covers((budget.hosts,), name)]
         for budget, spent in found:
             if budget.requests is not None and spent.requests >= budget.requests:
-                raise OverBudget(f"the budget of {budget.requests} requests for {budget} is used up")
+                raise _over(budget, spent, "requests", f"all {budget.requests:,} requests were made")
             if budget.requests_a_minute is not None:
                 now = self._clock()
                 spent.bucket = min(budget.requests_a_minute, spent.bucket + (now - spent.filled_at) * budget.requests_a_minute / 60)
                 spent.filled_at = now
                 if spent.bucket < 1:
-                    raise OverBudget(f"the budget of {budget.requests_a_minute} requests a minute for {budget} is used up")
+                    wait = ceil((1 - spent.bucket) * 60 / budget.requests_a_minute)
+                    raise _over(budget, spent, "", f"{budget.requests_a_minute:,} requests a minute; the next can be made in {wait} s")
         for _, spent in found:
             spent.requests += 1
             spent.bucket -= 1
-        self.check(name)
+        self._check(found)
 
     def count(self, name: str, *, sent: int = 0, received: int = 0) -> None:
         """Count bytes to or from a canonical host. Raises `OverBudget` once there are too many."""
-        for budget, spent in self._budgets:
-            if covers((budget.hosts,), name):
-                spent.sent += sent
-                spent.received += received
-        self.check(name)
+        found = [(budget, spent) for budget, spent in self._budgets if covers((budget.hosts,), name)]
+        for _, spent in found:
+            spent.sent += sent
+            spent.received += received
+        self._check(found)
 
-    def check(self, name: str) -> None:
-        """Raise `OverBudget` if the bytes of a budget are used up."""
-        for budget, spent in self._budgets:
-            if covers((budget.hosts,), name):
-                if budget.sent is not None and spent.sent > budget.sent:
-                    raise OverBudget(f"the budget of {budget.sent} bytes sent for {budget} is used up")
-                if budget.received is not None and spent.received > budget.received:
-                    raise OverBudget(f"the budget of {budget.received} bytes received for {budget} is used up")
+    def _check(self, found: list[tuple[TrafficBudget, _Spent]]) -> None:
+        for budget, spent in found:
+            for part in ("bytes", "sent", "received"):
+                most: int | None = getattr(budget, part)
+                if most is not None and getattr(spent, part) > most:
+                    what = "bytes" if part == "bytes" else f"bytes {part}"
+                    raise _over(budget, spent, part, f"there were more than {most:,} {what}")
+
+
+def _over(budget: TrafficBudget, spent: _Spent, part: str, why: str) -> OverBudget:
+    """Return the error that a budget is used up, with what is left of its other parts."""
+    words = {"bytes": "bytes", "sent": "bytes to send", "received": "bytes to receive", "requests": "requests"}
+    left = [
+        f"{max(0, most - getattr(spent, name)):,} {word}"
+        for name, word in words.items()
+        if name != part and (most := getattr(budget, name)) is not None
+    ]
+    return OverBudget(f"the budget {budget} is used up: {why}" + (f"; left are {', '.join(left)}" if left else ""))

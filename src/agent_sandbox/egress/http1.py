@@ -81,7 +81,7 @@ class MessageReader:
         self._responses = responses
         self._buffer = bytearray()
         self._ended = False
-        self._body: _Body | None = None
+        self._body: BodyReader | None = None
         self.answers = b""  # the method of the request that the next response answers
 
     def receive(self, data: bytes) -> None:
@@ -109,7 +109,7 @@ class MessageReader:
         lines = bytes(self._buffer[:place]).split(b"\r\n")
         del self._buffer[: place + 4]
         head = read_response_head(lines, self.answers) if self._responses else read_request_head(lines)
-        self._body = _Body(head.length)
+        self._body = BodyReader(head.length)
         return head
 
     def _wait(self) -> ReaderMark:
@@ -124,8 +124,8 @@ class MessageReader:
         return ReaderMark.CLOSED
 
 
-class _Body:
-    """The body of one message: how much of it is still to come."""
+class BodyReader:
+    """Reads the body of one message, of this length or in chunks (None), out of a buffer."""
 
     def __init__(self, length: int | None) -> None:
         self._chunked = length is None
@@ -134,6 +134,7 @@ class _Body:
         self._last = False  # the last chunk has been read, and trailers may follow
 
     def take(self, buffer: bytearray, ended: bool) -> bytes | ReaderMark:
+        """Take the next piece from the buffer, and return it or a mark. Raises `MalformedHttp`."""
         if self._chunked and not (self._within and self._left):
             return self._between(buffer, ended)
         if self._left == 0:

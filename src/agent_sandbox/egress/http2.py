@@ -178,6 +178,11 @@ class StreamRequest:
         self._news = asyncio.Event()
         self._ended = ended
 
+    @property
+    def alive(self) -> bool:
+        """Whether the client still holds the connection. A stream that it resets ends by itself."""
+        return self._connection.channel.alive
+
     def take(self, data: bytes, counted: int) -> None:
         """Take a piece of the body. The client may send more once it has been read."""
         self._pieces.append((data, counted))

@@ -1,7 +1,8 @@
 """The inspection of what leaves: secrets, personal data, and placeholders at a wrong place.
 
-A search's rules say what is done: `block` and `ask` refuse, `redact` replaces the found text by as many asterisks, `alert` only records.
-Nobody can be asked while a request waits, so `ask` refuses here; so does `redact` of something encoded. A body is held until it has been
+A search's rules say what is done: `block` refuses, `redact` replaces the found text by as many asterisks, `alert` only records. `ask` is
+noted, and the request waits for an answer (`exchange`); what cannot be held is refused: a name, a message of WebSocket, an opaque stream.
+So is `redact` of something encoded. A body is held until it has been
 searched to its end, or, if it is longer than `HELD`, goes on behind the search: what has gone on is incomplete when something is found
 then, and never becomes complete. What cannot be looked through is refused. Findings are recorded by rule and place, without the value.
 """
@@ -9,21 +10,22 @@ then, and never becomes complete. What cannot be looked through is refused. Find
 from __future__ import annotations
 
 import zlib
-from collections import OrderedDict
-from collections.abc import Iterable
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from agent_sandbox.egress.dlp.own_secrets import OwnSecrets
 from agent_sandbox.egress.dlp.scanner import Finding, Scanner, Search
-from agent_sandbox.egress.http1 import Fields
+from agent_sandbox.egress.fragments import Fragments
+from agent_sandbox.egress.http1 import BodyReader, Fields, MalformedHttp, ReaderMark
 from agent_sandbox.egress.rules import FlowRefused
+from agent_sandbox.policy.search_rules import ASK, BLOCK, REDACT
 
 HELD = 256 << 10  # bytes of a body that are searched before the first of them goes on
 MOST_COMPRESSED, MOST_DECOMPRESSED = 1 << 20, 8 << 20  # of a body that says it is compressed
 _FEW_BYTES = 64  # that are unpacked in one step, where a step has no bound of its own
 _STREAM_TAIL = 8 << 10  # bytes of an opaque stream that are searched again with what follows them
 _CLEAN_TEXTS = 512  # that are remembered as clean
-_REFUSING = ("block", "ask")
 _PLACEHOLDER = "placeholder of "
 
 
@@ -34,6 +36,7 @@ class Inspection:
         held = tuple(placeholders)
         misplaced = Search.of((), OwnSecrets.of((_PLACEHOLDER + name, placeholder) for name, placeholder in held), key) if held else None
         self._searches = tuple(each for each in (misplaced, search) if each is not None)
+        self._fragments = Fragments(search.own) if search is not None else None
         self._clean: OrderedDict[bytes, None] = OrderedDict()
 
     @property
@@ -68,29 +71,45 @@ class Inspection:
         text = f"{name}\n{name.replace('.', '')}".encode()
         if not self._searches or text in self._clean:
             return
-        if self._searched(text, "the name of the host", notes) != text:
+        if self._searched(text, "the name of the host", notes, held=False) != text:
             raise FlowRefused(403, "the name of the host holds data that must not leave", withheld=True)
         self._clean[text] = None
         if len(self._clean) > _CLEAN_TEXTS:
             self._clean.popitem(last=False)
 
-    def _searched(self, text: bytes, place: str, notes: list[str]) -> bytes:
+    @property
+    def joins(self) -> bool:
+        """Whether pieces of secrets are looked for over several requests."""
+        return self._fragments is not None and not self._fragments.idle
+
+    def join(self, host: str, texts: Iterable[tuple[str, bytes]], notes: list[str]) -> None:
+        """Look for a secret that these texts, each with its place, make up with what this host was sent before. Raises `FlowRefused`."""
+        if self._fragments is None or not (rule := self._fragments.completed(host, texts)):
+            return
+        note = f"block: {rule} in several pieces"
+        notes.append(note)
+        why = f"the request holds the last piece of data that must not leave: {rule.removeprefix('own-secret:')} (secret)"
+        raise FlowRefused(403, why, withheld=True, findings=(note,))
+
+    def _searched(self, text: bytes, place: str, notes: list[str], *, held: bool = True) -> bytes:
         findings = [finding for search in self._searches for finding in _all(search, text)]
-        for value in {text[start:end] for start, end in judge(findings, place, notes)} if findings else ():
+        for value in {text[start:end] for start, end in judge(findings, place, notes, held=held)} if findings else ():
             text = text.replace(value, b"*" * len(value))
         return text
 
-    def body(self, coding: bytes, notes: list[str]) -> BodyInspection | CompressedInspection | None:
+    def body(self, coding: bytes, notes: list[str]) -> BodyInspection | CompressedInspection | ChunkedInspection | None:
         """Return the inspection of a body with this content coding; None if nothing is searched for."""
         if not self._searches:
             return None
+        if coding.strip().lower() == b"aws-chunked":
+            return ChunkedInspection(self._searches, notes)
         if coding.strip().lower() in (b"", b"identity"):
             return BodyInspection(self._searches, notes)
         return CompressedInspection(self._searches, coding.strip().lower(), notes)
 
     def message(self, text: bytes, place: str, notes: list[str]) -> bytes:
         """Return a whole message, redacted. Raises `FlowRefused`."""
-        return self._searched(text, place, notes) if self._searches else text
+        return self._searched(text, place, notes, held=False) if self._searches else text
 
     def stream(self, notes: list[str]) -> StreamInspection | None:
         """Return the inspection of an opaque stream; None if nothing is searched for."""
@@ -163,6 +182,70 @@ class CompressedInspection:
         return body
 
 
+class ChunkedInspection:
+    """The inspection of a body that is cut into chunks once more, as S3 has it: searched with what frames the chunks, and without it.
+
+    Nothing is replaced: what would be is refused.
+    """
+
+    def __init__(self, searches: tuple[Search, ...], notes: list[str]) -> None:
+        self._framed, self._plain = ([Scanner(each) for each in searches] for _ in range(2))
+        self._notes = notes
+        self._reader, self._unread = BodyReader(None), bytearray()
+        self._held = bytearray()
+        self._gone = self._taken = self._read = 0  # bytes that went on, that came, and that the chunks held
+        self._marks: deque[tuple[int, int]] = deque()  # how much had come when the chunks had held how much
+        self._cleared = 0
+        self._ended = False
+
+    def feed(self, piece: bytes) -> bytes:
+        """Take a piece of the body, and return what may go on. Raises `FlowRefused`."""
+        self._held += piece
+        self._taken += len(piece)
+        findings = [finding for scanner in self._framed for finding in scanner.feed(piece)]
+        self._unread += piece
+        for data in self._chunks(ended=False):
+            self._read += len(data)
+            findings += [finding for scanner in self._plain for finding in scanner.feed(data)]
+        self._marks.append((self._read, self._taken - len(self._unread)))
+        self._judge(findings)
+        if self._gone == 0 and len(self._held) <= HELD:
+            return b""
+        plain = min(scanner.cleared for scanner in self._plain)
+        while self._marks and self._marks[0][0] <= plain:
+            self._cleared = self._marks.popleft()[1]
+        return self._release(min(self._cleared, *(scanner.cleared for scanner in self._framed)))
+
+    def finish(self) -> bytes:
+        """Return the rest of the body. Raises `FlowRefused`."""
+        findings = [finding for data in self._chunks(ended=True) for scanner in self._plain for finding in scanner.feed(data)]
+        self._judge([*findings, *(finding for scanner in (*self._framed, *self._plain) for finding in scanner.finish())])
+        if not self._ended or self._unread:
+            raise FlowRefused(403, "the body is not cut into chunks as it says, so it cannot be searched")
+        return self._release(self._gone + len(self._held))
+
+    def _chunks(self, *, ended: bool) -> Iterator[bytes]:
+        try:
+            while not self._ended and (event := self._reader.take(self._unread, ended)) is not ReaderMark.MORE:
+                if isinstance(event, bytes):
+                    yield event
+                else:
+                    self._ended = True
+        except MalformedHttp as error:
+            raise FlowRefused(403, f"the body is not cut into chunks as it says, so it cannot be searched: {error}") from None
+
+    def _judge(self, findings: list[Finding]) -> None:
+        if findings and judge(findings, "the body", self._notes):
+            raise FlowRefused(403, "the body holds data that must not leave, and that cannot be replaced in it")
+
+    def _release(self, until: int) -> bytes:
+        count = max(0, until - self._gone)
+        piece = bytes(self._held[:count])
+        del self._held[:count]
+        self._gone += count
+        return piece
+
+
 class StreamInspection:
     """The inspection of an opaque stream, which cannot be held: each piece goes on once it has been searched with what came before it.
 
@@ -175,7 +258,7 @@ class StreamInspection:
     def feed(self, piece: bytes) -> bytes:
         """Return the piece. Raises `FlowRefused`."""
         text = self._tail + piece
-        if judge([finding for search in self._searches for finding in _all(search, text)], "the stream", self._notes):
+        if judge([finding for search in self._searches for finding in _all(search, text)], "the stream", self._notes, held=False):
             raise FlowRefused(403, "the stream holds data that must not leave")
         self._tail = text[-_STREAM_TAIL:]
         return piece
@@ -185,11 +268,14 @@ class StreamInspection:
         return b""
 
 
-Inspected = BodyInspection | CompressedInspection | StreamInspection
+Inspected = BodyInspection | CompressedInspection | ChunkedInspection | StreamInspection
 
 
-def judge(findings: Iterable[Finding], place: str, notes: list[str]) -> list[tuple[int, int]]:
-    """Note findings, and return the spans to be replaced. Raises `FlowRefused` where one refuses, or is encoded and to be replaced."""
+def judge(findings: Iterable[Finding], place: str, notes: list[str], *, held: bool = True) -> list[tuple[int, int]]:
+    """Note findings, and return the spans to be replaced. Raises `FlowRefused` where one refuses, or is encoded and to be replaced.
+
+    What a person is asked about is only noted if it is `held` until the answer, and else refused.
+    """
     spans = []
     for finding in findings:
         note = f"{finding.action}: {finding.rule} in {place}"
@@ -203,9 +289,10 @@ def judge(findings: Iterable[Finding], place: str, notes: list[str]) -> list[tup
                 withheld=True,
                 findings=(note,),
             )
-        if finding.action in _REFUSING or (finding.action == "redact" and finding.layers):
+        refuses = finding.action == BLOCK or (finding.action == ASK and not held)
+        if refuses or (finding.action == REDACT and finding.layers):
             raise FlowRefused(403, f"{place} holds data that must not leave: {own} ({finding.kind})", withheld=True, findings=(note,))
-        if finding.action == "redact":
+        if finding.action == REDACT:
             spans.append((finding.start, finding.end))
     return spans
 

@@ -12,12 +12,15 @@ from urllib.parse import unquote
 from agent_sandbox.egress.http1 import Fields, RequestHead
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.hosts import canonical_host, covers
+from agent_sandbox.policy.intents import FIELD, for_request, known_intent, names_of
 from agent_sandbox.policy.network import NetworkRules, split_port
 
+_INTENT = FIELD.lower().encode()  # for this egress alone: it never goes on
 _HOP_BY_HOP = frozenset(
     b"connection proxy-connection keep-alive proxy-authenticate proxy-authorization te trailer upgrade transfer-encoding content-length "
     b"expect http2-settings alt-svc alt-used host".split()
-)
+) | {_INTENT}
+_LOOKALIKES = (b"transfer_encoding", b"content_length")  # gateways such as CGI take an underscore for a hyphen
 _NEEDED = frozenset((b"host", b"authorization", b"cookie", b"content-type", b"content-encoding"))  # no client may have these dropped
 
 
@@ -60,14 +63,45 @@ class Judged:
     websocket: bool = False
 
 
+def declared_by(head: RequestHead) -> str:
+    """Return the intent that a request declares for itself, as it is written; empty if it declares none. Raises `FlowRefused`."""
+    values = head.values(_INTENT)
+    if not values:
+        return ""
+    if len(values) > 1:
+        raise FlowRefused(400, f"the request has {len(values)} fields {FIELD}; it can have one")
+    text = values[0].decode("latin-1")
+    if not text.strip():
+        raise FlowRefused(403, f"the field {FIELD} of the request is empty")
+    return text
+
+
+def rules_for(rules: NetworkRules, declared: str) -> NetworkRules:
+    """Return the rules by which a request is judged that declares this intent for itself, or none. Raises `FlowRefused`."""
+    if not declared:
+        return rules
+    try:
+        name = known_intent(rules, declared).name
+    except PolicyError:  # its message would bring a field of the request into the record
+        known = f"it names {names_of(rules)}" if rules.intents else "it names none"
+        raise FlowRefused(403, f"the request declares an intent that the policy does not name; {known}") from None
+    try:
+        return for_request(rules, name)
+    except PolicyError as error:
+        raise FlowRefused(403, error.message) from None
+
+
 def judge_request(rules: NetworkRules, origin: Origin, head: RequestHead) -> Judged:
     """Return the request as it goes on to the host of its connection. Raises `FlowRefused`.
 
-    The host of the request must be that of the connection. A target must be a path, or an address with the same host.
+    The host of the request must be that of the connection. A target must be a path, or an address with the same host. A host that the rules
+    ask for passes here: `consent` asks.
     """
     hosts = head.values(b"host")
     if len(hosts) != 1:
         raise FlowRefused(400, "the request has no host, or two")
+    if alike := next((key for key, _ in head.fields if key in _LOOKALIKES), b""):
+        raise FlowRefused(400, f"the field {alike.decode()} is {alike.decode().replace('_', '-')} for some servers")
     target = head.target
     if not target.startswith(b"/") and target != b"*" and head.method != b"CONNECT":
         absolute = read_absolute(target)
@@ -79,7 +113,7 @@ def judge_request(rules: NetworkRules, origin: Origin, head: RequestHead) -> Jud
         raise FlowRefused(400, f"the request is for {_shown(hosts[0])}, which is no host")
     if asked != (origin.name, origin.port):
         raise FlowRefused(421, f"the request is for {_shown(hosts[0])}, and its connection for {origin}")
-    if why := rules.objection(origin.name, origin.port):
+    if (why := rules.objection(origin.name, origin.port)) and not rules.asks_for(origin.name, origin.port):
         raise FlowRefused(403, why)
     if head.method in (b"CONNECT", b"TRACE", b"TRACK"):
         raise FlowRefused(405, f"{head.method.decode()} does not leave a sandbox")
@@ -88,7 +122,7 @@ def judge_request(rules: NetworkRules, origin: Origin, head: RequestHead) -> Jud
         raise FlowRefused(400, "the target of the request holds a fragment")
     if (why := ambiguity(path)) and _has_paths(rules, origin.name):
         raise FlowRefused(400, why)
-    if why := rules.request_objection(origin.name, head.method.decode("ascii"), path):
+    if why := rules.request_objection(origin.name, head.method.decode("ascii"), path, origin.port):
         raise FlowRefused(403, why)
     named = {token.strip().lower() for value in head.values(b"connection") for token in value.split(b",")} - _NEEDED
     fields = tuple(each for each in head.fields if each[0] not in _HOP_BY_HOP and each[0] not in named)
@@ -138,17 +172,17 @@ def ambiguity(path: str) -> str:
 
 def allowing_rule(rules: NetworkRules, name: str) -> str:
     """Return the entries of the policy that allow a canonical host, one for each layer that speaks of hosts; nothing if none do."""
-    if rules.objection(name):
+    if rules.objection(name) and not rules.asks_for(name):
         return ""
     entries = []
-    for reach in rules.reaches:
+    for reach in next((way for way in rules.ways if all(reach.permits(name, None) or reach.asks(name, None) for reach in way)), ()):
         if reach.hosts is not None:
-            entries += [next((each for each in reach.hosts if covers((split_port(each)[0],), name)), "")]
+            entries += [next((each for each in reach.entries if covers((split_port(each)[0],), name)), "")]
     return " and ".join(dict.fromkeys(filter(None, entries))) or "every public host"
 
 
 def _has_paths(rules: NetworkRules, name: str) -> bool:
-    return any(rule.paths and covers((rule.host,), name) for reach in rules.reaches for rule in reach.requests)
+    return any(rule.paths and covers((rule.host,), name) for way in rules.ways for reach in way for rule in reach.requests)
 
 
 def _shown(text: bytes) -> str:

@@ -57,7 +57,7 @@ def search_of(orders: Orders, compiled: RuleMatcher) -> Search | None:
     for path, text in orders.tables:
         rules = read_rules(text, path, rules)
     judged = tuple(replace(rule, action=wanted.action(rule.id, rule.kind, rule.action)) for rule in rules)
-    matcher = compiled.with_rules(judged) if not orders.tables else RuleMatcher(judged)
+    matcher = compiled.with_rules(judged)  # of a user's tables only what is new is compiled, in this process, and kept nowhere
     values = [(each.name, each.value) for each in orders.secrets]
     return Search(matcher, OwnSecrets.of((*values, *orders.own)), os.urandom(32))
 

@@ -2,7 +2,7 @@
 
 A value is put in only towards the hosts it is bound to, only over TLS that is read here and verified beyond, and only at the place that its
 binding names. In what comes back from those hosts it is replaced by the placeholder, in every common encoding. A placeholder at any other
-place is left as it is; the inspection finds it there and refuses the request. AWS signatures (SigV4) are not made here.
+place is left as it is; the inspection finds it there and refuses the request. Requests to AWS are signed (`aws_signature`).
 """
 
 from __future__ import annotations
@@ -13,14 +13,22 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
-from urllib.parse import quote, unquote_plus
+from urllib.parse import quote, unquote_plus, unquote_to_bytes
 
-from agent_sandbox.egress.dlp.own_secrets import spellings_of
+from agent_sandbox.egress.aws_signature import Signing, key_of, signing_of
+from agent_sandbox.egress.dlp.own_secrets import OwnSecrets, spellings_of
+from agent_sandbox.egress.dlp.rules import SearchRule
 from agent_sandbox.egress.http1 import Fields
-from agent_sandbox.policy.bound_secrets import AUTHORIZATION, BoundSecret
+from agent_sandbox.egress.rules import ambiguity
+from agent_sandbox.policy.bound_secrets import AUTHORIZATION, AWS_NAMES, AWS_SECRET, BoundSecret
 from agent_sandbox.policy.hosts import covers
 
+_SEARCHED = "x"  # in the place of a value; with nothing there, what follows would be taken for the value
+_BESIDE = b"x-user"  # the name under which the rest of a field with a value is searched: as an authorization it would be a credential
+_MUCH = 1 << 20  # bytes of an answer for which a faster search is worth its making
+_RULE = SearchRule("value", "a value of the broker", "")
 _SCHEME = re.compile(rb"(?:[A-Za-z][A-Za-z0-9-]* +)?")
 
 
@@ -33,6 +41,7 @@ class Placed:
     searched_target: bytes
     searched_fields: Fields
     names: tuple[str, ...]
+    signing: Signing | None = None
 
 
 class Broker:
@@ -46,9 +55,18 @@ class Broker:
         """Return the secrets that are bound to a canonical host."""
         return tuple(each for each in self.secrets if covers(each.hosts, host)) if self.secrets else ()
 
-    def place(self, host: str, target: bytes, fields: Fields) -> Placed:
-        """Put the values into the head of a request that goes to a canonical host over TLS. Raises ValueError for a foreign credential."""
-        bound = self.bound(host)
+    def place(self, host: str, method: bytes, target: bytes, fields: Fields) -> Placed:
+        """Put the values into the head of a request that goes to a canonical host over TLS.
+
+        Raises ValueError for a foreign credential, and for a request that a secret of its host does not go into.
+        """
+        everything = self.bound(host)
+        asked = re.sub(r"/(?:\./)+", "/", target.partition(b"?")[0].decode("ascii"))  # apt writes /./, which leads nowhere else
+        plain = not ambiguity(asked)
+        bound = tuple(each for each in everything if each.goes_with(method.decode("ascii"), asked) and (plain or not each.paths))
+        for each in everything:
+            if each not in bound and any(key == each.header and _with_value(value, each, "") is not None for key, value in fields):
+                raise ValueError(f"the secret {each.name} goes into {each.scope} of {host} alone")
         names: list[str] = []
         written, searched = [], []
         for key, value in fields:
@@ -56,12 +74,13 @@ class Broker:
             if owner := next((each for each in owners if _with_value(value, each, each.value) is not None), None):
                 names.append(owner.name)
                 written.append((key, _with_value(value, owner, owner.value) or b""))
-                searched.append((key, _with_value(value, owner, "") or b""))
+                searched.append((_BESIDE, _beside(value, owner)))
             elif owners:
                 raise ValueError(f"the field {key.decode()} of requests to {host} is for the secret {owners[0].name} alone")
             else:
                 written.append((key, value))
                 searched.append((key, value))
+        signing = self._signing(host, target, written, searched, names) if any(each.place == AWS_SECRET for each in bound) else None
         onward, looked = target, target
         for each in bound:
             if name := each.named("query"):
@@ -71,8 +90,35 @@ class Broker:
                     names.append(each.name)
                     onward = path + mark + put
                     path, mark, query = looked.partition(b"?")
-                    looked = path + mark + (_in_query(query, name, each.placeholder, "") or b"")
-        return Placed(onward, tuple(written), looked, tuple(searched), tuple(names))
+                    looked = path + mark + (_in_query(query, name, each.placeholder, _SEARCHED) or b"")
+        return Placed(onward, tuple(written), looked, tuple(searched), tuple(names), signing)
+
+    def _signing(
+        self, host: str, target: bytes, written: list[tuple[bytes, bytes]], searched: list[tuple[bytes, bytes]], names: list[str]
+    ) -> Signing | None:
+        """Return how a request to AWS is signed, and take the placeholders out of its fields. Raises ValueError if it cannot be signed.
+
+        A request without any signature goes on as it is: what everybody may read needs none.
+        """
+        bound = self.bound(host)
+        key = key_of(bound, host)
+        holders = {each.placeholder.encode() for each in bound if each.place in AWS_NAMES}
+        asks = any(name == b"authorization" for name, _ in written) or any(each in unquote_to_bytes(target) for each in holders)
+        if not asks:
+            return None
+        if key is None:
+            raise ValueError(f"{host} hands out credentials: bind the key of AWS to it by its own name")
+        signing = signing_of(key, target, tuple(written))
+        names.append(AWS_NAMES[AWS_SECRET])
+        for number, (name, value) in enumerate(searched):
+            if name == b"authorization":
+                searched[number] = (_BESIDE, b" ".join((signing.scope.region, signing.scope.service)))
+            elif name == b"x-amz-security-token" and value in holders:
+                searched[number] = (_BESIDE, b"")
+        written[:] = [each for each in written if each[0] not in (b"authorization", b"x-amz-security-token")]
+        if key.token:
+            written.append((b"x-amz-security-token", key.token.encode()))
+        return signing
 
     def in_body(self, host: str) -> tuple[BoundSecret, ...]:
         """Return the secrets that may go into bodies to a canonical host."""
@@ -87,7 +133,9 @@ class Broker:
             )
             if replace is None:
                 continue
-            put, without = (replace(text, each.named("body"), each.placeholder, new) for text, new in ((body, each.value), (searched, "")))
+            put, without = (
+                replace(text, each.named("body"), each.placeholder, new) for text, new in ((body, each.value), (searched, _SEARCHED))
+            )
             if put is not None and without is not None:
                 body, searched = put, without
                 names.append(each.name)
@@ -120,6 +168,15 @@ def _with_value(value: bytes, secret: BoundSecret, new: str) -> bytes | None:
         return None
     pair = ":".join(new if each == secret.placeholder else each for each in (user, password))
     return value[:begin] + base64.b64encode(pair.encode())
+
+
+def _beside(value: bytes, secret: BoundSecret) -> bytes:
+    """Return the rest of a field that holds the placeholder: its scheme, and the other half of a pair."""
+    scheme, _, rest = value.rpartition(b" ")
+    if rest == secret.placeholder.encode():
+        return scheme
+    halves = base64.b64decode(rest).decode().split(":", 1)
+    return b" ".join((scheme, *(each.encode() for each in halves if each != secret.placeholder)))
 
 
 def _in_query(query: bytes, name: str, placeholder: str, new: str) -> bytes | None:
@@ -175,6 +232,11 @@ class _Spellings:
         self.first = frozenset(each[0] for each in found)
         self.longest = max(map(len, found))
 
+    @cached_property
+    def sought(self) -> OwnSecrets:
+        """A search that finds out far sooner than the pattern that nothing is there, and takes longer to make."""
+        return OwnSecrets(tuple((each, _RULE) for each in self.replacements))
+
 
 class Scrubber:
     """Takes values out of a stream. Any division of the same bytes into pieces gives the same bytes.
@@ -185,12 +247,17 @@ class Scrubber:
     def __init__(self, spellings: _Spellings) -> None:
         self._spellings = spellings
         self._held = b""
+        self._seen = 0
 
     def feed(self, piece: bytes) -> bytes:
         """Take a piece, and return what can go on."""
         text = self._held + piece
         written, place = [], 0
         pending = self._pending(text, place)
+        self._seen += len(piece)
+        if self._seen > _MUCH and next(self._spellings.sought.matches(text), None) is None:
+            self._held = text[pending:]
+            return text[:pending]
         while True:
             found = self._spellings.pattern.search(text, place)
             if found is None or found.start() >= pending:

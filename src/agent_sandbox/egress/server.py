@@ -13,21 +13,24 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 from agent_sandbox.egress.authority import Authority
 from agent_sandbox.egress.channel import SocketChannel
 from agent_sandbox.egress.client import ClientConnection, ClientRequest
 from agent_sandbox.egress.client_hello import MOST, ClientHello, NotTls, read_hello
+from agent_sandbox.egress.consent import Ask, Consent
 from agent_sandbox.egress.dlp.scanner import Search
 from agent_sandbox.egress.exchange import Exchanges, Requester, copy
-from agent_sandbox.egress.flows import Budgets, Flow, OverBudget, RequestRecord, TrafficBudget
+from agent_sandbox.egress.flows import Budgets, Flow, OverBudget, RequestRecord
+from agent_sandbox.egress.fragments import texts_of_name
 from agent_sandbox.egress.http1 import RequestHead, ResponseHead
 from agent_sandbox.egress.http2 import PREFACE, Http2Connection, StreamRequest
 from agent_sandbox.egress.inspection import Inspection
 from agent_sandbox.egress.names import NameServer
+from agent_sandbox.egress.recorder import ExchangeRecorder, RecordedAnswers
 from agent_sandbox.egress.rules import FlowRefused, Origin, allowing_rule, read_absolute, read_authority
 from agent_sandbox.egress.secrets import Broker
 from agent_sandbox.egress.upstream import Connect, Patience, Resolve, UpstreamConnection, Upstreams, connect, said
@@ -36,20 +39,23 @@ from agent_sandbox.egress.websocket import MalformedFrame, Relay, accept_key, cl
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.bound_secrets import BoundSecret
 from agent_sandbox.policy.hosts import canonical_host
-from agent_sandbox.policy.network import NetworkRules
+from agent_sandbox.policy.intents import known_intent
+from agent_sandbox.policy.network import NetworkRules, is_address
 
 MOST_CONNECTIONS = 512
 _RESOLVER_PORT = 53
 _LINGER_SECONDS, _LINGER_BYTES = 2.0, 4 << 20
 _Pass = Callable[[bytes], bytes]
+_Objection = Callable[[NetworkRules], str]  # why rules no longer allow a connection that is no HTTP
+_Still = Callable[[], Awaitable[str]] | None
 _ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
 
 
 class Egress:
     """The doors of one sandbox, and what passes through them.
 
-    `resolve` asks the supervisor for the addresses of an allowed name; `report` takes the record of a flow. `upstream` verifies the
-    certificates of hosts. `key` is that of the digests of findings.
+    `resolve` asks the supervisor for the addresses of an allowed name, and `ask` whether something may leave; `report` takes the record of
+    a flow. `upstream` verifies the certificates of hosts, except those in `own_roots`.
     """
 
     def __init__(
@@ -60,25 +66,37 @@ class Egress:
         resolve: Resolve,
         report: Callable[[dict[str, Any]], None],
         *,
+        ask: Ask | None = None,
         secrets: tuple[BoundSecret, ...] = (),
         search: Search | None = None,
-        budgets: tuple[TrafficBudget, ...] = (),
+        own_roots: Mapping[str, ssl.SSLContext] | None = None,
         patience: Patience | None = None,
         connect: Connect = connect,
         clock: Callable[[], float] = time.monotonic,
+        recorder: ExchangeRecorder | None = None,
+        replay: RecordedAnswers | None = None,
+        tell: Callable[[dict[str, Any]], Awaitable[None]] | None = None,
+        hold: bool = False,
     ) -> None:
         self._authority, self._report = authority, report
         self._patience = patience or Patience()
         self._inspection = Inspection(search, ((each.name, each.placeholder) for each in secrets), os.urandom(32))
         self._customs = Customs(rules, self._inspection, Broker(secrets))
-        self._upstreams = Upstreams(rules, upstream, resolve, connect, self._patience, self._check_name)
-        self._budgets = Budgets(budgets, clock)
-        self._exchanges = Exchanges(self._customs, self._upstreams, self._budgets, self._switch)
+        if replay is not None:
+            resolve = connect = _nowhere  # whatever else is done wrong: nothing leaves
+        self._upstreams = Upstreams(rules, upstream, resolve, connect, self._patience, self._check_leaving, own_roots or {})
+        self._budgets = Budgets(rules.budgets, clock)
+        self._consent = Consent(ask, lambda: self.rules)
+        shared = (self._customs, self._upstreams, self._budgets, self._switch, self._consent)
+        self._exchanges = Exchanges(*shared, recorder, replay, tell, hold)
         self._room = asyncio.Semaphore(MOST_CONNECTIONS)
         self._connections: set[asyncio.Task[None]] = set()
         self._streams = asyncio.Semaphore(MOST_CONNECTIONS)  # requests of HTTP/2 that are carried at the same time
-        self._tunnels: dict[tuple[SocketChannel, SocketChannel], tuple[str, int]] = {}
+        self._tunnels: dict[tuple[SocketChannel, SocketChannel], tuple[Flow, _Objection]] = {}
+        self._clock = clock
+        self._expiry: asyncio.TimerHandle | None = None
         self.resolver = NameServer(self._allows)
+        self.rules = rules
 
     @property
     def rules(self) -> NetworkRules:
@@ -87,13 +105,27 @@ class Egress:
 
     @rules.setter
     def rules(self, rules: NetworkRules) -> None:
-        """Put other rules in force: the next request is judged by them, and connections that they forbid and that are no HTTP end."""
-        self._customs.rules = self._upstreams.rules = rules
+        """Put other rules in force: the next request is judged by them, and connections that they forbid and that are no HTTP end.
+
+        What expires ends by itself. A connection that somebody agreed to goes on, if the rules still ask for its host.
+        """
+        rules = rules.at(self._clock())
+        self._customs.rules = rules
+        self._upstreams.rules = rules.widest()  # an intent that a request declares for itself has been judged before
+        self._budgets.put_in_force(rules.budgets)
         self._upstreams.forget()
-        for channels, (name, port) in list(self._tunnels.items()):
-            if rules.objection(name, port):
-                for each in channels:
-                    each.abort()
+        for channels, (flow, objection) in list(self._tunnels.items()):
+            if why := objection(rules):
+                _end(channels, flow, why)
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+        if (until := rules.expires) is not None:
+            self._expiry = asyncio.get_running_loop().call_later(max(0.0, until - self._clock()), self._expire)
+
+    def _expire(self) -> None:
+        self._expiry = None
+        self.rules = self.rules
 
     def answer_query(self, sock: socket.socket) -> None:
         """Answer one query for a name, from the address that it was sent to."""
@@ -118,11 +150,18 @@ class Egress:
             self._check_name(name)
         except FlowRefused:
             return False
-        return not self.rules.objection(name)
+        return self._consent.open(name, rules=self.rules.widest())  # a request may declare its intent, and is answered why it is refused
 
     def _check_name(self, name: str) -> None:
         notes: list[str] = []
         self._inspection.name(name, notes)
+
+    def _check_leaving(self, name: str) -> None:
+        """Raise `FlowRefused` for a name that must not be asked of a resolver, by itself or with the names before it."""
+        self._check_name(name)
+        if self._inspection.joins and not is_address(name):
+            domain, texts = texts_of_name(name)
+            self._inspection.join(domain, texts, [])
 
     def _why(self, name: str) -> tuple[str, bool]:
         """Return why a name does not resolve, and whether the name holds data that is not to be recorded."""
@@ -133,7 +172,8 @@ class Egress:
             return "it cannot be the name of a host", True
         except FlowRefused as error:
             return str(error), True
-        return self.rules.objection(canonical) or "no address is left for it", False
+        widest = self.rules.widest()
+        return (not widest.asks_for(canonical) and widest.objection(canonical)) or "no address is left for it", False
 
     async def accept(self, listener: socket.socket, *, proxy: bool = False) -> None:
         """Accept the connections of one port, until cancelled. With `proxy`, they are asked for other hosts by name.
@@ -173,8 +213,8 @@ class Egress:
         try:
             if proxy:
                 await self._serve_proxy(channel, flow)
-            elif port == _RESOLVER_PORT and port not in self.rules.listened:
-                await self._serve_names(channel)
+            elif port == _RESOLVER_PORT and self.rules.objection(self.resolver.name_of(channel.address) or channel.address, port):
+                await self._serve_names(channel)  # whichever server it meant
             else:
                 flow.name = self.resolver.name_of(channel.address) or channel.address
                 await self._serve_target(channel, flow, self.resolver.name_of(channel.address))
@@ -197,7 +237,8 @@ class Egress:
     async def _serve_target(self, channel: SocketChannel, flow: Flow, name: str | None) -> None:
         """Serve a connection to a name, or to an address that somebody wrote down. Raises `FlowRefused`."""
         flow.rule = allowing_rule(self.rules, flow.name)
-        if self.rules.passes_opaque(flow.name, flow.port) and not self.rules.objection(flow.name, flow.port):
+        read = self._exchanges.replay is not None  # a record answers requests, and holds no other bytes
+        if not read and self.rules.passes_opaque(flow.name, flow.port) and self._consent.open(flow.name, flow.port):
             flow.how = "opaque"
             await self._tunnel(channel, flow, flow.name)
             return
@@ -213,9 +254,8 @@ class Egress:
             flow.how = "http"
             await self._serve_web(channel, flow, Origin(name, flow.port, False) if name else None)
         else:
-            raise FlowRefused(
-                400, self.rules.objection(flow.name, flow.port) or "it speaks neither HTTP nor TLS, and is not allowed as opaque"
-            )
+            why = "" if self._consent.open(flow.name, flow.port) else self.rules.objection(flow.name, flow.port)
+            raise FlowRefused(400, why or "it speaks neither HTTP nor TLS, and is not allowed as opaque")
 
     async def _first(self, channel: SocketChannel) -> bytes:
         """Return the first bytes of a client: of TLS the whole first message. Nothing, if it says nothing in time."""
@@ -243,7 +283,7 @@ class Egress:
         wrong: FlowRefused | None = None
         if name is not None and asked != name:
             wrong = FlowRefused(421, f"the connection was opened to {opened}, and its TLS asks for {asked}")
-        elif self.rules.passes_uninspected(asked) and not self.rules.objection(asked, flow.port):
+        elif self._exchanges.replay is None and self.rules.passes_uninspected(asked, flow.port) and self._consent.open(asked, flow.port):
             flow.how = "tls"
             if hello.encrypted:
                 raise FlowRefused(403, f"its TLS hides a name behind {asked}, and is not read here")
@@ -300,11 +340,11 @@ class Egress:
             while (asking := await client.next(flow.flush)) is not None:
                 head = asking.head
                 if head.method == b"CONNECT":
-                    name, port = self._connected(head)
+                    self._connect(head, flow)
                     channel.write(_ESTABLISHED)
                     channel.put_back(client.reader.rest)
-                    flow.name, flow.port, flow.how = name, port, ""
-                    await self._serve_target(channel, flow, name)
+                    flow.how = ""
+                    await self._serve_target(channel, flow, flow.name)
                     return
                 origin = _absolute_origin(head)
                 if (flow.name, flow.port) != (origin.name, origin.port):
@@ -319,16 +359,18 @@ class Egress:
                 await client.refuse(why)
         await channel.close_gently(_LINGER_SECONDS, _LINGER_BYTES)
 
-    def _connected(self, head: RequestHead) -> tuple[str, int]:
-        """Return the host and port that CONNECT asks for. Raises `FlowRefused` where they may not be reached."""
+    def _connect(self, head: RequestHead, flow: Flow) -> None:
+        """Give the flow the host and port that CONNECT asks for. Raises `FlowRefused` where they may not be reached."""
         asked = read_authority(head.target, 0)
         if asked is None or head.length != 0:
             raise FlowRefused(400, "CONNECT needs a host and a port")
         if [read_authority(each, asked[1]) for each in head.values(b"host")] not in ([asked], []):
             raise FlowRefused(400, "CONNECT asks for another host than its Host field")
-        if why := self.rules.objection(*asked):
-            raise FlowRefused(403, why)
-        return asked
+        flow.name, flow.port = "(withheld)", asked[1]
+        self._check_name(asked[0])
+        flow.name = asked[0]
+        if not self._consent.open(*asked, rules=self.rules.widest()):
+            raise FlowRefused(403, self.rules.widest().objection(*asked))
 
     async def _serve_names(self, channel: SocketChannel) -> None:
         """Answer queries for names over TCP: each has its length before it."""
@@ -357,9 +399,13 @@ class Egress:
         flow.flush()
         flow.how = "websocket"
         relay = Relay(passage, flow.findings)
-        target = (passage.origin.name, passage.origin.port)
+        limit = None
+        if passage.intent:
+            intent = known_intent(passage.rules, passage.intent)
+            why = f"the intent {intent.name!r} has expired"
+            limit = asyncio.get_running_loop().call_later(intent.seconds, _end, (channel, beyond), flow, why)
         try:
-            await self._both(channel, beyond, target, relay.onward, relay.back, flow)
+            await self._both(channel, beyond, passage.origin.name, relay.onward, relay.back, flow, passage.objection)
         except MalformedFrame as error:
             flow.refuse(f"it is malformed WebSocket: {error}")
             with suppress(OSError):
@@ -368,32 +414,63 @@ class Egress:
             flow.refuse(str(error))
             with suppress(OSError):
                 channel.write(write_message(close_message(1008, f"refused by the sandbox: {error}"), None))
+        finally:
+            if limit is not None:
+                limit.cancel()
 
     async def _tunnel(self, channel: SocketChannel, flow: Flow, name: str) -> None:
         """Pass bytes both ways until both ends are done, or the rules no longer allow it. Raises `FlowRefused` for found data."""
         self._budgets.request(name)
+        if self._exchanges.hold:
+            raise FlowRefused(403, f"a simulation opens no connection to {name} that is not read here; --send would")
+        if self._exchanges.recorder is not None:
+            self._exchanges.recorder.skip("a connection that is not read")
+        still = await self._consent.host(name, flow.port, lambda: channel.alive)
         beyond = await self._upstreams.dial(name, flow.port)
         searched = self._inspection.stream(flow.findings) if flow.how == "opaque" else None
-        await self._both(channel, beyond, (name, flow.port), searched.feed if searched else bytes, bytes, flow)
+        port, opaque = flow.port, flow.how == "opaque"
+
+        def objection(rules: NetworkRules) -> str:
+            if not self._consent.open(name, port, rules=rules):
+                return rules.objection(name, port)
+            passes = rules.passes_opaque(name, port) if opaque else rules.passes_uninspected(name, port)
+            return "" if passes else "it may no longer pass unread"
+
+        await self._both(channel, beyond, name, searched.feed if searched else bytes, bytes, flow, objection, still)
 
     async def _both(
-        self, channel: SocketChannel, beyond: SocketChannel, target: tuple[str, int], onward: _Pass, back: _Pass, flow: Flow
+        self,
+        channel: SocketChannel,
+        beyond: SocketChannel,
+        name: str,
+        onward: _Pass,
+        back: _Pass,
+        flow: Flow,
+        objection: _Objection,
+        still: _Still = None,
     ) -> None:
-        """Pass on what `onward` and `back` make of the bytes of each side, until both have ended."""
+        """Pass on what `onward` and `back` make of the bytes of each side, until both have ended, or new rules or `still` object."""
+
+        def end(why: str) -> None:
+            _end((channel, beyond), flow, why)
 
         def sent(piece: bytes) -> bytes:
             flow.sent += len(piece)
-            self._budgets.count(target[0], sent=len(piece))
+            self._budgets.count(name, sent=len(piece))
             return onward(piece)
 
         def received(piece: bytes) -> bytes:
             flow.received += len(piece)
-            self._budgets.count(target[0], received=len(piece))
+            self._budgets.count(name, received=len(piece))
             return back(piece)
 
+        if why := objection(self.rules):  # they may have changed while the host was dialled
+            beyond.abort()
+            raise FlowRefused(403, why)
         seconds = self._patience.tunnel
         tasks = [asyncio.ensure_future(each) for each in (copy(channel, beyond, seconds, sent), copy(beyond, channel, seconds, received))]
-        self._tunnels[channel, beyond] = target
+        self._tunnels[channel, beyond] = (flow, objection)
+        watching = None if still is None else asyncio.ensure_future(self._consent.watch(still, end))
         try:
             await asyncio.gather(*tasks)
         except BaseException:
@@ -401,9 +478,22 @@ class Egress:
             raise
         finally:
             del self._tunnels[channel, beyond]
+            if watching is not None:
+                watching.cancel()
             for task in tasks:
                 task.cancel()
             beyond.close()
+
+
+def _end(channels: tuple[SocketChannel, SocketChannel], flow: Flow, why: str) -> None:
+    """End a connection that is no HTTP, for this reason."""
+    flow.refuse(why)
+    for each in channels:
+        each.abort()
+
+
+async def _nowhere(*_: object) -> NoReturn:
+    raise ConnectionRefusedError("this run is answered from a record, and reaches no host")
 
 
 def _hello(data: bytes) -> ClientHello | None:

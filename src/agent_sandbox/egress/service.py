@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 import socket
@@ -14,10 +15,14 @@ from agent_sandbox.egress import orders as link_orders
 from agent_sandbox.egress.authority import Authority
 from agent_sandbox.egress.dlp.rules import RuleMatcher
 from agent_sandbox.egress.orders import FRAME, Orders
+from agent_sandbox.egress.recorded_exchange import RecordedExchange, read_exchange
+from agent_sandbox.egress.recorder import ExchangeRecorder, RecordedAnswers
 from agent_sandbox.egress.search import search_of
 from agent_sandbox.egress.server import Egress
+from agent_sandbox.kernel.doors import OWN_ADDRESS
 
 RESOLVE_SECONDS = 20.0  # that the supervisor may take to resolve a name
+RECORD_SECONDS = 60.0  # that the supervisor may take to write down or to look up an exchange
 LINGER_SECONDS = 1.0  # that connections may take to end, once the run has ended
 MOST_UNSENT = 1 << 20  # bytes of reports that the supervisor has not taken yet; further reports are counted only
 LONGEST_TEXT, LONGEST_LIST = 1000, 20  # of a report
@@ -45,20 +50,41 @@ def serve(
     """Serve the doors of one run until the supervisor asks to finish. Ends this process when the supervisor has gone."""
     sockets = [socket.socket(fileno=each) for each in doors]
     search = search_of(orders, rules)
+    contexts = {roots: verifying(roots) for _, roots in orders.roots}
+    own_roots = {host: contexts[roots] for host, roots in orders.roots}
 
     async def attend() -> None:
         reader, writer = await asyncio.open_connection(sock=link)
         channel = Channel(writer)
-        egress = Egress(orders.rules, authority, upstream, channel.resolve, channel.report, secrets=orders.secrets, search=search)
+        wanted, secrets = orders.exchanges, orders.secrets
+        recorder, replay = None, None
+        if wanted.record:
+            recorder = ExchangeRecorder(bytes.fromhex(wanted.record), wanted.bodies, search, channel.record, channel.skip, secrets)
+        if wanted.replay:
+            replay = RecordedAnswers(bytes.fromhex(wanted.replay), channel.replay, secrets)
+        egress = Egress(
+            *(orders.rules, authority, upstream, channel.resolve, channel.report),
+            ask=channel.ask,
+            secrets=secrets,
+            search=search,
+            own_roots=own_roots,
+            recorder=recorder,
+            replay=replay,
+            tell=channel.tell if wanted.tell else None,
+            hold=wanted.hold,
+        )
         loop = asyncio.get_running_loop()
         loop.add_reader(supervisor, os._exit, 0)  # readable once the supervisor has gone, even if a fork of it holds the link
         for sock in sockets[: orders.resolvers]:
             loop.add_reader(sock, egress.answer_query, sock)
-        accepting = [loop.create_task(egress.accept(sock)) for sock in sockets[orders.resolvers :]]
+        listeners = sockets[orders.resolvers :]
+        accepting = [loop.create_task(egress.accept(sock, proxy=sock.getsockname()[0] == OWN_ADDRESS)) for sock in listeners]
         await _obey(reader, channel, egress)
         for task in accepting:
             task.cancel()
-        await _settle()
+        await _settle(frozenset(recorder.ending) if recorder else frozenset())
+        if recorder and recorder.ending:
+            await asyncio.wait(recorder.ending, timeout=RECORD_SECONDS)
         channel.send({"kind": "ended"})
         await writer.drain()
         os._exit(0)  # there is nothing to tidy: the kernel closes the doors
@@ -73,19 +99,20 @@ async def _obey(reader: asyncio.StreamReader, channel: Channel, egress: Egress) 
         while True:
             (length,) = FRAME.unpack(await reader.readexactly(FRAME.size))
             message = json.loads(await reader.readexactly(length))
-            if message["kind"] == "resolved":
-                channel.resolved(message)
+            if message["kind"] in ("resolved", "replayed", "answered"):
+                channel.hand(message)
             elif message["kind"] == "rules":
                 egress.rules = link_orders.decode_rules(message["rules"])
+                channel.send({"kind": "obeyed", "revision": message["revision"]})
             elif message["kind"] == "finish":
                 return
     except (asyncio.IncompleteReadError, ConnectionError):
         os._exit(0)
 
 
-async def _settle() -> None:
-    """Let the connections end by themselves for a moment, then end them, so that each is reported."""
-    if others := asyncio.all_tasks() - {asyncio.current_task()}:
+async def _settle(besides: frozenset[asyncio.Task[None]]) -> None:
+    """Let the connections end by themselves for a moment, then end them, so that each is reported. `besides` go on."""
+    if others := asyncio.all_tasks() - {asyncio.current_task()} - besides:
         _, left = await asyncio.wait(others, timeout=LINGER_SECONDS)
         for task in left:
             task.cancel()
@@ -94,7 +121,7 @@ async def _settle() -> None:
 
 
 class Channel:
-    """This process's side of the link, once it serves: questions for addresses, and reports of flows."""
+    """This process's side of the link, once it serves: questions for addresses and for consent, and reports of flows."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
@@ -108,19 +135,49 @@ class Channel:
 
     async def resolve(self, name: str) -> list[str]:
         """Return the addresses of a canonical name, as the supervisor resolves it. Raises OSError if it has none."""
-        self._count += 1
-        number = self._count
-        self._asked[number] = asyncio.get_running_loop().create_future()
-        try:
-            self.send({"kind": "resolve", "number": number, "name": name})
-            answer = await asyncio.wait_for(self._asked[number], RESOLVE_SECONDS)
-        finally:
-            del self._asked[number]
+        answer = await self._ask({"kind": "resolve", "name": name}, RESOLVE_SECONDS)
         if not answer["addresses"]:
             raise OSError(answer["why"] or "it has no address")
         return list(answer["addresses"])
 
-    def resolved(self, answer: dict[str, Any]) -> None:
+    async def ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer of the supervisor to a question whether something may leave. Waits for as long as the caller does."""
+        return await self._ask({"kind": "ask", **question}, None)
+
+    async def _ask(self, question: dict[str, Any], seconds: float | None) -> dict[str, Any]:
+        self._count += 1
+        number = self._count
+        self._asked[number] = asyncio.get_running_loop().create_future()
+        try:
+            self.send({**question, "number": number})
+            return await asyncio.wait_for(self._asked[number], seconds)
+        except asyncio.CancelledError:
+            if question["kind"] == "ask":
+                self.send({"kind": "withdraw", "number": number})
+            raise
+        finally:
+            del self._asked[number]
+
+    async def record(self, part: str, data: bytes) -> None:
+        """Send a piece of a recorded exchange, and wait until the link has room for more."""
+        self.send({"kind": "recorded", "part": part, "data": base64.b64encode(data).decode()})
+        await self._writer.drain()
+
+    async def tell(self, request: dict[str, Any]) -> None:
+        """Tell the supervisor of a request, and wait until the link has room for more."""
+        self.send({"kind": "request", **request})
+        await self._writer.drain()
+
+    def skip(self, why: str) -> None:
+        """Tell the supervisor that something is not recorded."""
+        self.send({"kind": "unrecorded", "why": why})
+
+    async def replay(self, key: str) -> RecordedExchange | None:
+        """Return the next recorded answer to the request with this key; None if there is none left."""
+        answer = await self._ask({"kind": "replay", "key": key}, RECORD_SECONDS)
+        return None if answer["exchange"] is None else read_exchange(answer["exchange"])
+
+    def hand(self, answer: dict[str, Any]) -> None:
         """Hand an answer of the supervisor to whoever waits for it."""
         future = self._asked.get(answer["number"])
         if future is not None and not future.done():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from agent_sandbox.egress.addresses import dialled
@@ -120,6 +120,7 @@ class Upstreams:
     connect: Connect
     patience: Patience
     check_name: Callable[[str], None]  # raises `FlowRefused` for a name that must not be asked of a resolver
+    own_roots: Mapping[str, ssl.SSLContext] = field(default_factory=dict)  # what verifies hosts with roots of their own
     _idle: dict[tuple[Origin, bool], list[AnyUpstream]] = field(default_factory=dict)
 
     def waiting(self, origin: Origin, *, http2: bool = False) -> AnyUpstream | None:
@@ -160,9 +161,10 @@ class Upstreams:
         """
         channel = await self.dial(origin.name, origin.port)
         if origin.tls:
-            self.context.set_alpn_protocols(["h2", "http/1.1"] if http2 else ["http/1.1"])  # taken over by the connection made next
+            context = self.own_roots.get(origin.name, self.context)
+            context.set_alpn_protocols(["h2", "http/1.1"] if http2 else ["http/1.1"])  # taken over by the connection made next
             try:
-                await channel.start_tls(self.context, self.patience.dial, hostname=origin.name)
+                await channel.start_tls(context, self.patience.dial, hostname=origin.name)
             except ssl.SSLCertVerificationError as error:
                 channel.abort()
                 raise FlowRefused(502, f"the certificate of {origin} is not valid: {error.verify_message}") from None
@@ -178,7 +180,7 @@ class Upstreams:
 
     async def dial(self, name: str, port: int) -> SocketChannel:
         """Connect to a canonical host at an address that was judged. Raises `FlowRefused` where none may be dialled or none answers."""
-        addresses = await self._addresses(name)
+        addresses = await self._addresses(name, port)
         problem = "it does not answer"
         late = False
         for address in addresses[:_MOST_ADDRESSES]:
@@ -191,9 +193,9 @@ class Upstreams:
                 problem = said(error)
         raise FlowRefused(504 if late else 502, f"{name} cannot be reached at port {port}: {problem}")
 
-    async def _addresses(self, name: str) -> tuple[str, ...]:
+    async def _addresses(self, name: str, port: int) -> tuple[str, ...]:
         self.check_name(name)
-        private = self.rules.may_be_private(name)
+        private = self.rules.may_be_private(name, port)
         if is_address(name):
             answers: Iterable[str] = (name,)
         else:

@@ -6,26 +6,32 @@ that go on, or raise `FlowRefused`. Whoever moves the bytes (`exchange`) speaks 
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
+from agent_sandbox.egress.aws_signature import MOST_HASHED, Signing
+from agent_sandbox.egress.fragments import MOST_TEXT, texts_of_body, texts_of_target
 from agent_sandbox.egress.http1 import Fields, RequestHead, ResponseHead, write_request
 from agent_sandbox.egress.inspection import HELD, Inspected, Inspection
-from agent_sandbox.egress.rules import FlowRefused, Judged, Origin, judge_request
+from agent_sandbox.egress.rules import FlowRefused, Judged, Origin, declared_by, judge_request, rules_for
 from agent_sandbox.egress.secrets import Broker, Scrubber
 from agent_sandbox.policy.network import NetworkRules
+from agent_sandbox.policy.search_rules import ASK
 
 _WEBSOCKET = frozenset((b"sec-websocket-key", b"sec-websocket-version", b"sec-websocket-protocol", b"origin"))
 _NOT_BACK = frozenset(
     b"connection keep-alive proxy-connection upgrade alt-svc transfer-encoding content-length trailer proxy-authenticate "
     b"sec-websocket-extensions".split()
 )
+# Fields whose values clients choose among few: no piece of a secret hides there unseen by the search of the whole head.
+_USUAL = frozenset(b"host authorization accept accept-encoding accept-language connection content-length content-type user-agent".split())
 _IDENTITY = (b"accept-encoding", b"identity")
 
 
 @dataclass
 class Customs:
-    """The checks of every request of a run. `rules` may be replaced by narrower ones at any time: they hold from the next request."""
+    """The checks of every request of a run. `rules` may be replaced at any time: they hold from the next request."""
 
     rules: NetworkRules
     inspection: Inspection
@@ -33,25 +39,31 @@ class Customs:
 
     def admit(self, origin: Origin, head: RequestHead) -> Passage:
         """Return the passage of a request that may leave so far. Raises `FlowRefused`."""
-        judged = judge_request(self.rules, origin, head)
+        rules, intent = self.rules, declared_by(head)
+        judged = judge_request(rules_for(rules, intent), origin, head)
         target, fields = judged.target, judged.fields
         notes: list[str] = []
         names: tuple[str, ...] = ()
+        signing: Signing | None = None
         if self.broker.secrets and origin.tls:
             try:
-                placed = self.broker.place(origin.name, target, fields)
+                placed = self.broker.place(origin.name, judged.method, target, fields)
             except ValueError as error:
                 raise FlowRefused(403, str(error)) from None
             seen = self.inspection.head(placed.searched_target, placed.searched_fields, notes)
             if placed.names:
                 if seen != (placed.searched_target, placed.searched_fields):
                     raise FlowRefused(403, "the head of the request holds a secret, and data that would have to be replaced")
-                target, fields, names = placed.target, placed.fields, placed.names
+                target, fields, names, signing = placed.target, placed.fields, placed.names, placed.signing
             else:
                 target, fields = seen
         else:
             target, fields = self.inspection.head(target, fields, notes)
-        return Passage(self, origin, head, Judged(judged.method, target, fields, judged.websocket), notes, list(names))
+        if self.inspection.joins:
+            changed = tuple((f"field {key.decode()}", value) for key, value in head.fields if key not in _USUAL)
+            self.inspection.join(origin.name, (*texts_of_target(head.target), *changed), notes)
+        onward = Judged(judged.method, target, fields, judged.websocket)
+        return Passage(self, origin, head, onward, notes, list(names), rules, intent, judged.target, signing)
 
 
 @dataclass
@@ -64,8 +76,15 @@ class Passage:
     judged: Judged
     notes: list[str]
     secrets: list[str]  # the names of those that were put in
+    rules: NetworkRules  # in force when it was admitted
+    intent: str  # that the request declared for itself
+    written: bytes  # the target as the program wrote it, as a path with its query
+    signing: Signing | None = None
+    still: Callable[[], Awaitable[str]] | None = None  # says why the request may not go on, where its approval can be taken back
     _scrubber: Scrubber | None = field(init=False)
-    _whole: bytearray | None = field(init=False, default=None)  # a body that is held to its end, for a secret that may go into it
+    _answered: set[str] = field(init=False, default_factory=set)
+    _whole: bytearray | None = field(init=False, default=None)  # a body that is held to its end, for a secret or for its digest
+    _hashed: bytes = field(init=False, default=b"")  # the body that is signed
 
     def __post_init__(self) -> None:
         broker = self.customs.broker
@@ -75,20 +94,47 @@ class Passage:
         if self.asked.length != 0:
             self._searched = inspection.stream(self.notes) if _is_grpc(self.asked) else inspection.body(coding, self.notes)
         self._scrubber = broker.scrubber(self.origin.name) if broker.secrets else None
+        self._most = HELD
+        self._sample = bytearray()  # of the body: all of a short one, the beginning and the end of a long one
+        self._joins = self.asked.length != 0 and inspection.joins and coding.strip().lower() in (b"", b"identity")
         if self.origin.tls and self.asked.length != 0 and broker.secrets and broker.in_body(self.origin.name):
             self._whole = bytearray()
+        elif self.signing is not None and self.signing.payload is None and self.asked.length != 0:
+            self._whole, self._most = bytearray(), MOST_HASHED
+
+    def check_rules(self, rules: NetworkRules) -> None:
+        """Raise `FlowRefused` if the request may no longer be sent under rules that came into force after it was admitted."""
+        if rules is not self.rules:
+            judge_request(rules_for(rules, self.intent), self.origin, self.asked)
+            self.rules = rules
+
+    def objection(self, rules: NetworkRules) -> str:
+        """Return why the request may no longer be sent under these rules; empty if it may be."""
+        try:
+            self.check_rules(rules)
+        except FlowRefused as error:
+            return str(error)
+        return ""
 
     def feed(self, piece: bytes) -> bytes:
         """Take a piece of the request's body, and return what may go on. Raises `FlowRefused`."""
+        self.check_rules(self.customs.rules)
+        if self._joins:
+            self._sample += piece
+            del self._sample[MOST_TEXT : max(MOST_TEXT, len(self._sample) - MOST_TEXT)]
         if self._whole is not None:
             self._whole += piece
-            if len(self._whole) > HELD:
-                raise FlowRefused(413, f"a body of more than {HELD} bytes is not held for a secret that may go into it")
+            if len(self._whole) > self._most:
+                raise FlowRefused(413, f"a body of more than {self._most} bytes is not held for a secret that may go into it")
             return b""
         return self._searched.feed(piece) if self._searched is not None else piece
 
     def finish(self) -> bytes:
         """Return the rest of the request's body. Raises `FlowRefused`."""
+        self.check_rules(self.customs.rules)
+        if self._joins:
+            kind = b", ".join(self.asked.values(b"content-type"))
+            self.customs.inspection.join(self.origin.name, texts_of_body(kind, bytes(self._sample)), self.notes)
         if self._whole is not None:
             kind = b", ".join(self.asked.values(b"content-type"))
             body, searched, names = self.customs.broker.place_in_body(self.origin.name, kind, bytes(self._whole))
@@ -96,7 +142,8 @@ class Passage:
             if names and seen != searched:
                 raise FlowRefused(403, "the body holds a secret, and data that would have to be replaced")
             self.secrets += names
-            return body if names else seen
+            self._hashed = body if names else seen
+            return self._hashed
         return self._searched.finish() if self._searched is not None else b""
 
     def onward(self, length: int | None) -> bytes:
@@ -106,8 +153,11 @@ class Passage:
     def onward_fields(self, length: int | None) -> Fields:
         """Return the fields of the request in HTTP/1.1, for a body of this length (None: in chunks)."""
         fields = self.judged.fields
-        if self._scrubber is not None:  # a packed response could not be looked through
-            fields = (*(each for each in fields if each[0] not in (b"accept-encoding", b"range")), _IDENTITY)
+        if self._scrubber is not None:  # a packed response could not be looked through, nor a part of one, where the value was sent
+            dropped = (b"accept-encoding",) if self.signing is not None else (b"accept-encoding", b"range")
+            fields = (*(each for each in fields if each[0] not in dropped), _IDENTITY)
+        if self.signing is not None:
+            fields = self.signing.signed(self.judged.method, self.judged.target, fields, self._hashed)
         if self.judged.websocket:
             fields = tuple(each for each in fields if not each[0].startswith(b"sec-websocket-") or each[0] in _WEBSOCKET)
             return (*fields, (b"connection", b"Upgrade"), (b"upgrade", b"websocket"))
@@ -138,6 +188,12 @@ class Passage:
     def receive(self, piece: bytes) -> bytes:
         """Take a piece of the response's body, and return what goes back."""
         return self._scrubber.feed(piece) if self._scrubber is not None else piece
+
+    def questions(self) -> list[str]:
+        """Return the findings so far that a person is to be asked about, each once: the rule and the place."""
+        asked = [note for note in self.notes if note.startswith(f"{ASK}: ") and note not in self._answered]
+        self._answered.update(asked)
+        return [note.removeprefix(f"{ASK}: ") for note in asked]
 
     @property
     def flows(self) -> bool:

@@ -10,6 +10,7 @@ import hashlib
 import os
 from dataclasses import dataclass
 
+from agent_sandbox.egress.fragments import texts_of_body
 from agent_sandbox.egress.web import Passage
 
 MOST_MESSAGE = 4 << 20  # bytes
@@ -140,8 +141,13 @@ class Relay:
         inspection = self._passage.customs.inspection
         while (message := self._client.next()) is not None:
             payload = inspection.message(message.payload, "a message of WebSocket", self._notes)
+            if inspection.joins:
+                inspection.join(self._passage.origin.name, texts_of_body(self._kind(payload), payload), self._notes)
             written.append(write_message(Message(message.kind, payload), os.urandom(4)))
         return b"".join(written)
+
+    def _kind(self, payload: bytes) -> bytes:
+        return b"application/json" if payload[:1] in (b"{", b"[") else b""
 
     def back(self, data: bytes) -> bytes:
         """Return what goes back of a server's bytes: those bytes, or messages without secrets if some are bound to the host."""

@@ -81,6 +81,45 @@ def test_a_users_table_turns_a_rule_off(tmp_path: Path) -> None:
     assert rules_found(token) == {"npm-token"}
 
 
+def test_of_other_rules_only_those_that_seek_something_new_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = RuleMatcher(default_rules())
+    made: list[str] = []
+    original = RuleMatcher.__post_init__
+
+    def remember(self: RuleMatcher) -> None:
+        made.extend(rule.id for rule in self.rules)
+        original(self)
+
+    monkeypatch.setattr(RuleMatcher, "__post_init__", remember)
+    table = """
+        [[rule]]
+        id = "ticket"
+        what = "a number of our ticket system"
+        pattern = '(TICK-[0-9]{6})'
+
+        [[rule]]
+        id = "email"
+        action = "block"
+
+        [[rule]]
+        id = "npm-token"
+        off = true
+
+        [[rule]]
+        id = "vault-token"
+        pattern = 'OURS-[0-9]{6}'
+    """
+    matcher = compiled.with_rules(read_rules(table, "mine.toml", default_rules()))
+    assert sorted(made) == ["ticket", "vault-token"]
+    text = b"TICK-123456 and OURS-123456 to ada@example.org " + TOKENS["npm-token"]().encode() + b" " + TOKENS["vault-token"]().encode()
+    assert {(match.rule.id, match.rule.action) for match in matcher.matches(text)} == {
+        ("ticket", "block"),
+        ("vault-token", "block"),
+        ("email", "block"),
+    }
+    assert {match.rule.id for match in compiled.matches(text)} == {"email", "npm-token", "vault-token"}
+
+
 def _for_re(pattern: str) -> str:
     return pattern.replace(r"\z", r"\Z")
 

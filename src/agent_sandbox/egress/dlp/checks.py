@@ -32,10 +32,17 @@ _IBAN_LENGTHS = {
     **dict.fromkeys(("LC",), 32),
     **dict.fromkeys(("RU",), 33),
 }
+# The countries whose numbers of accounts have no letters.
+# fmt: off
+_IBAN_DIGITS = frozenset((
+    "AE", "AT", "BA", "BE", "CZ", "DE", "DK", "EE", "ES", "FI", "FO", "GL", "HR", "HU", "IL", "IS", "LT", "ME", "NO", "PL", "PT", "RS",
+    "SE", "SI", "SK", "TL", "TN", "XK",
+))
+# fmt: on
 # The first digits of cards with their lengths, by the lists that the networks publish.
 _CARDS = re.compile(
     r"4(?:\d{12}|\d{15}|\d{18})|5[1-5]\d{14}|2(?:22[1-9]|2[3-9]\d|[3-6]\d\d|7[01]\d|720)\d{12}|3[47]\d{13}|3(?:0[0-59]|[689]\d)\d{11,16}"
-    r"|6(?:011|5\d\d|4[4-9]\d)\d{12,15}|62\d{14,17}|35\d{14,17}|(?:2131|1800)\d{11}|(?:5[0678]|6[0-9])\d{10,17}|220[0-4]\d{12,15}"
+    r"|6(?:011|5\d\d|4[4-9]\d)\d{12,15}|62\d{14,17}|35\d{14,17}|(?:2131|1800)\d{11}|(?:5[0678]|6[07]|6304|6390)\d{8,17}|220[0-4]\d{12,15}"
 )
 # fmt: off
 _EXAMPLES = frozenset((
@@ -47,7 +54,7 @@ _EXAMPLES = frozenset((
 ))
 # fmt: on
 _PLACEHOLDER = re.compile(
-    r"(?i)^(?:[x*.\-_#?•0]{3,}|<[^>]*>|\[[^\]]*\]|\{\{?.*\}?\}|\$[({]?[\w.]+.*|%\(?\w+.*|@\w+@|your[-_ ]?.*"
+    r"(?i)^(?:[x*.\-_#?•0:]{3,}|<[^>]*>|\[[^\]]*\]|\{\{?.*\}?\}|\$[({]?[\w.]+.*|%\(?\w+.*|@\w+@|your[-_ ]?.*"
     r"|my[-_ ]?(?:secret|token|key|password).*|(?:enter|insert|put|add|replace|use|see|set)[-_ ].*"
     r"|.*(?:[-_ .]|^)(?:here|goes|placeholder|redacted|xxx+)(?:[-_ .]|$).*|\.\.\..*|#\{.*|&[a-z]+;)$"
 )
@@ -55,6 +62,16 @@ _PLACEHOLDER = re.compile(
 _FORMATTED = re.compile(r":[x*]:\d+:\d+:|\{[0-9a-z_.!:]{0,24}\}|\$\{|%\(\w+\)s")
 _CODE = re.compile(r"^[A-Za-z_$][\w$]*(?:(?:\.|->|::|\?\.)[A-Za-z_$][\w$]*|\[[^\]]*\]|\([^)]*\)?)*[.(\[]?$")
 _WORDS = re.compile(r"^[A-Za-z]{1,30}(?:[-_. ][A-Za-z]{1,30})*$")
+# Versions and ranges of them, colours, numbers of programs, the names of their constants, and of their fields for secrets.
+_LITERAL = re.compile(
+    r"^(?:(?:[~^v]|[<>=]=?)?\d+(?:\.(?:\d+|[x*]))+(?:[-+.][0-9A-Za-z.]{0,24})?|#[0-9A-Fa-f]{3,8}|0x[0-9A-Fa-f]{1,8}|\d+[uUlL]{1,3}"
+    r"|[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+|_?[a-z]+(?:_[a-z0-9]+){2,}|[A-Za-z]+(?:Password|Passwd|Secret|Token|Key))$"
+)
+# Words and numbers put together, as programs name their types.
+_NAME = re.compile(r"^_{0,2}(?:[A-Z]{0,5}[a-z]{2,}(?![a-z])|[A-Z]{2,5}(?![A-Za-z])|[0-9]{1,4}(?![0-9])|_(?!_))+$")
+_BREAK = re.compile(r"\\+[nrt]")
+_ESCAPES = re.compile(r"^[\"'`\\]*(?:\\+u[0-9A-Fa-f]{4})+[\"'`\\]*$")  # of one character, such as an emoji
+_ARGUMENT = re.compile(r"^[A-Za-z_]\w*[,;)]$")  # a variable of a program; a value that ends so has quotes
 _PATH = re.compile(
     r"^(?:~|\.{0,2}/|[A-Za-z]:\\|[A-Za-z0-9_.-]+/[A-Za-z0-9_./-]*$)|^https?://|\.(?:pem|key|crt|json|ya?ml|toml|txt|py|js|ts|md|html)$"
 )
@@ -92,12 +109,17 @@ def _luhn(digits: str) -> bool:
 
 def _card(value: str) -> bool:
     digits = re.sub(r"[ -]", "", value)
-    return len(set(digits)) > 1 and _CARDS.fullmatch(digits) is not None and _luhn(digits)
+    varied = len(set(digits)) > 1 if len(digits) == 16 else len(set(digits[:12])) > 3
+    if not varied or "00000000" in digits or "99999999" in digits:
+        return False  # a number that somebody made up, or counted to
+    return _CARDS.fullmatch(digits) is not None and _luhn(digits)
 
 
 def _iban(value: str) -> bool:
+    if not value.isupper() and not value.islower():
+        return False  # nobody writes it so; base64 does
     text = re.sub(r"[ -]", "", value).upper()
-    if _IBAN_LENGTHS.get(text[:2]) != len(text):
+    if _IBAN_LENGTHS.get(text[:2]) != len(text) or (text[:2] in _IBAN_DIGITS and not text[2:].isdigit()):
         return False
     return int("".join(str(int(each, 36)) for each in text[4:] + text[:4])) % 97 == 1
 
@@ -105,7 +127,7 @@ def _iban(value: str) -> bool:
 def _us_ssn(value: str) -> bool:
     digits = re.sub(r"\D", "", value)
     area, group, serial = digits[:3], digits[3:5], digits[5:]
-    published = digits in ("078051120", "219099999", "123456789", "987654321")
+    published = digits in ("078051120", "219099999", "123456789", "987654321", "111223333")
     return len(digits) == 9 and area not in ("000", "666") and area < "900" and group != "00" and serial != "0000" and not published
 
 
@@ -225,11 +247,22 @@ def _not_placeholder(value: str) -> bool:
     return bool(text) and _PLACEHOLDER.match(text) is None and text.lower() not in _EXAMPLES - {"password", "passwd", "pass", "secret"}
 
 
+def _not_example(value: str) -> bool:
+    text = _bare(value)
+    return text.lower() not in _EXAMPLES and not (len(text) < 6 and text.isalpha())
+
+
 def _assigned(value: str) -> bool:
     """Return whether a value that is assigned to a name for secrets can be one: no code and no example."""
     quoted = value[:1] in "\"'`\\"
+    if not quoted:
+        value = _BREAK.split(value, maxsplit=1)[0]  # a line of a program, written as JSON
+    elif (_BREAK.search(value) and " " in value) or _ESCAPES.match(value):
+        return False
     text = _bare(value)
     if len(text) < 4 or _PLACEHOLDER.match(text) or _PATH.search(text) or _FORMATTED.search(value) or not text.strip("0123456789."):
+        return False
+    if _LITERAL.match(text) or _ARGUMENT.match(value) or (text.startswith(":") and not quoted):
         return False
     if text.lower() in _EXAMPLES:
         return quoted and text == "password"
@@ -242,7 +275,7 @@ def _assigned(value: str) -> bool:
     return (
         not text.isdigit()
         and not text.endswith((":", "\\", "("))
-        and (any(map(str.isdigit, text)) or "_pass" in text)
+        and (any(map(str.isdigit, text)) or text.endswith("_pass"))
         and not _is_code(text)
     )
 
@@ -271,10 +304,17 @@ def _mixed(value: str) -> bool:
     return any(map(str.isdigit, value)) and any(map(str.isupper, value)) and any(map(str.islower, value)) and entropy(value) > 3.5
 
 
+def _not_padded(value: str) -> bool:
+    """Return whether a value of base64 is not mostly zeros, like the numbers of a program are."""
+    return value.count("A") * 4 < len(value)
+
+
 def _random(value: str) -> bool:
     """Return whether a long value looks drawn at random: no words, no numbers alone, no path, no version."""
     text = _bare(value)
     if not any(map(str.isdigit, text)) or not any(map(str.isalpha, text)) or _PATH.search(text) or _is_code(text):
+        return False
+    if text[:1].isupper() and _NAME.match(text):
         return False
     if re.fullmatch(r"[0-9a-f]+|[0-9A-F]+", text):
         return len(text) >= 32 and entropy(text) > 3.0
@@ -294,9 +334,11 @@ CHECKS: dict[str, Callable[[str], bool]] = {
     "phone": _phone,
     "ip-address": _ip_address,
     "not-placeholder": _not_placeholder,
+    "not-example": _not_example,
     "assigned": _assigned,
     "after-word": _after_word,
     "strong": _strong,
     "mixed": _mixed,
+    "not-padded": _not_padded,
     "random": _random,
 }

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import bz2
 import lzma
+import re
 import zlib
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import brotli
 import zstandard
+
+from agent_sandbox.egress.dlp.prefilter import Prefilter, Sought
 
 MOST_DECOMPRESSED = 1 << 20  # bytes taken out of what is compressed in a text of a window
 MOST_AT_FIRST, MOST_TIMES = 16 << 20, 100  # bytes taken out of a stream: so many, and for each of its own bytes so many more
@@ -24,6 +29,8 @@ _BEGINNINGS = (
     (b"\xfd7zXZ\x00", "xz"),
 )
 ZIP, _ZIP_HEADER, _STORED, _DEFLATED = b"PK\x03\x04", 30, 0, 8
+_ZIP_NEWEST = 63  # the version of the format that is needed to extract, tenfold
+_ZIP_METHODS = frozenset((*range(11), 12, 14, 18, 19, 20, *range(93, 100)))  # that the format names
 END = b"\n"  # told between two contents
 MOST_TRIES, BYTES_A_TRY = 1000, 256  # places that only look like compressed data: chance makes one in 16,000 bytes
 _LONGEST_SIGN = 5
@@ -44,6 +51,16 @@ def coding_of(data: bytes) -> str:
     return next((coding for start, coding in _BEGINNINGS if data.startswith(start)), "")
 
 
+def begins_compressed(data: bytes) -> bool:
+    """Return whether data begins with a sign of compression. The sign of deflate is two bytes, so that what follows has to fit too."""
+    if not data.startswith(MAGIC):
+        return False
+    try:
+        return data.startswith(CERTAIN) or zlib.decompressobj().decompress(data, 64) is not None
+    except zlib.error:
+        return False
+
+
 @dataclass(frozen=True)
 class Beginning:
     """A place in data where something compressed begins: its sign, its first byte, and its coding; no coding: it cannot be looked into."""
@@ -53,24 +70,35 @@ class Beginning:
     coding: str
 
 
-def opening_in(data: bytes, start: int) -> Beginning | None:
-    """Return the first place from `start` on where compressed data begins, if there is one. Its first byte may lie beyond the data."""
+def signs_in(data: bytes) -> list[tuple[int, bytes]]:
+    """Return the places where signs of compression begin, in order, each with its sign."""
     if data.isascii():  # a sign may be; what it announces never is
-        return None
-    places = [(place, sign) for sign in MAGIC if (place := data.find(sign, start)) >= 0]
-    if not places:
-        return None
-    place, sign = min(places)
-    if sign != ZIP:
-        return Beginning(place, place, coding_of(data[place:]))
-    header = data[place : place + _ZIP_HEADER]
-    if len(header) < _ZIP_HEADER:
-        return Beginning(place, place + _ZIP_HEADER, "zip")
-    flags, method, name, extra = (int.from_bytes(header[at : at + 2], "little") for at in (6, 8, 26, 28))
-    begin = place + _ZIP_HEADER + name + extra
-    if method == _STORED and not flags & 1:  # it is searched as it is, like all that is not compressed
-        return opening_in(data, place + 1)
-    return Beginning(place, begin, "zip" if method == _DEFLATED and not flags & 1 else "")
+        return []
+    ends = _prefilter().ends(data)
+    if ends is not None:
+        return sorted((end - len(MAGIC[number]), MAGIC[number]) for number, places in ends.items() for end in places)
+    return sorted((found.start(), found.group()) for sign in MAGIC for found in re.finditer(re.escape(sign), data))
+
+
+@cache
+def _prefilter() -> Prefilter:
+    return Prefilter([Sought(number, b"".join(b"\\x%02x" % byte for byte in sign), places=True) for number, sign in enumerate(MAGIC)])
+
+
+def opening_in(data: bytes, start: int, signs: list[tuple[int, bytes]]) -> Beginning | None:
+    """Return the first place from `start` on where compressed data begins, if there is one. Its first byte may lie beyond the data."""
+    for place, sign in signs[bisect_left(signs, (start, b"")) :]:
+        if sign != ZIP:
+            return Beginning(place, place, coding_of(data[place : place + _LONGEST_SIGN + 1]))
+        header = data[place : place + _ZIP_HEADER]
+        if len(header) < _ZIP_HEADER:
+            return Beginning(place, place + _ZIP_HEADER, "zip")
+        flags, method, name, extra = (int.from_bytes(header[at : at + 2], "little") for at in (6, 8, 26, 28))
+        if header[4] > _ZIP_NEWEST or method not in _ZIP_METHODS or not name:
+            continue  # programs that write archives hold the sign, and no header
+        if method != _STORED or flags & 1:  # else it is searched as it is, like all that is not compressed
+            return Beginning(place, place + _ZIP_HEADER + name + extra, "zip" if method == _DEFLATED and not flags & 1 else "")
+    return None
 
 
 def compressed_in(text: bytes) -> Iterator[tuple[bytes, bool]]:
@@ -123,9 +151,11 @@ class Carver:
         data, self._carried = self._carried + block, b""
         self._tries += len(block) // BYTES_A_TRY
         place = again = 0
+        signs: list[tuple[int, bytes]] | None = None
         while place < len(data):
             if self._unpacker is None:
-                opening = opening_in(data, place)
+                signs = signs_in(data) if signs is None else signs
+                opening = opening_in(data, place, signs)
                 if opening is None or opening.begin >= len(data):
                     self._carried = data[max(place, len(data) - _LONGEST_SIGN) :] if opening is None else data[opening.place :]
                     return

@@ -26,7 +26,19 @@ REVERSED, ROTATED = "reversed", "rot13"
 _ROT13 = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz", b"NOPQRSTUVWXYZABCDEFGHIJKLMnopqrstuvwxyzabcdefghijklm")
 _REPEATED = re.compile(r"\{(\d+)(?:,\d*)?\}")
 _FEW = 8  # repetitions that the prefilter tells apart: counting further takes it seconds to compile
-_FIELDS = {"id": str, "what": str, "kind": str, "pattern": str, "check": list, "action": str, "token": bool, "needle": str, "reach": int}
+_FIELDS = {
+    "id": str,
+    "what": str,
+    "kind": str,
+    "pattern": str,
+    "check": list,
+    "action": str,
+    "token": bool,
+    "needle": str,
+    "reach": int,
+    "unless": str,
+}
+_APART = ("card", "email", "phone", "ip-address")  # which Hyperscan is quicker to seek by themselves
 _HEADING = re.compile(r"\s*\[\[\s*rule\s*\]\]")
 _ANYTHING = "(?s)."
 
@@ -44,6 +56,7 @@ class SearchRule:
     token: bool = False  # its form alone tells, so that it is also sought backwards and in ROT13
     needle: str = ""  # what every match holds; short, so that the prefilter is quick
     reach: int = 0  # how far a match extends from the end of its needle, at most; 0: as far as the window
+    unless: str = ""  # what no match holds
 
 
 @dataclass(frozen=True)
@@ -101,7 +114,7 @@ def _rule(entry: dict[str, Any], where: str, known: dict[str, SearchRule]) -> Se
             raise PolicyError(f"{where}: {key} = {value!r} is not understood", hint=f"a rule has {', '.join(_FIELDS)}, off")
     given = {**entry, **({"check": tuple(entry["check"])} if "check" in entry else {})}
     if (earlier := known.get(entry.get("id", ""))) is not None:
-        if {"pattern", "check"} & given.keys():  # the needle was that of the earlier pattern
+        if {"pattern", "check", "unless"} & given.keys():  # the needle was that of the earlier rule
             given = {"needle": "", "reach": 0, **given}
         rule = replace(earlier, **given)
     elif missing := [key for key in ("id", "what", "pattern") if not entry.get(key)]:
@@ -124,6 +137,8 @@ def _check(rule: SearchRule, where: str) -> None:
         raise PolicyError(f"{where}: its pattern matches nothing at all, so it would match everywhere", hint="make it match a character")
     if rule.reach < 0 or (rule.reach and not rule.needle):
         raise PolicyError(f"{where}: reach = {rule.reach} is not understood", hint="reach is a number of bytes, for a rule with a needle")
+    if rule.unless:
+        _compiled(rule.unless, where)
     if rule.needle:
         _compiled(rule.needle, where)
         try:
@@ -153,27 +168,36 @@ class RuleMatcher:
     """The rules of one search, compiled. It keeps nothing of the texts it reads, and one thread uses it at a time."""
 
     rules: tuple[SearchRule, ...]
-    _patterns: list[Any] = field(init=False)
+    _patterns: list[tuple[Any, int, Any]] = field(init=False)  # each with the group that is the value, and what no match holds
     _filter: Prefilter = field(init=False)
     _tries: list[tuple[int, str]] = field(init=False)  # for each expression of the prefilter: the rule, and how its text is turned round
 
+    _in_force: list[SearchRule | None] = field(init=False)  # for each rule that was compiled: as it is now, or nothing if it is off
+    _others: RuleMatcher | None = field(init=False, default=None)  # of rules that were added
+
     def __post_init__(self) -> None:
-        self._patterns = [_compiled(rule.pattern, rule.id) for rule in self.rules]
+        self._in_force = list(self.rules)
+        patterns = [_compiled(rule.pattern, rule.id) for rule in self.rules]
+        unless = [_compiled(rule.unless, rule.id) if rule.unless else None for rule in self.rules]
+        self._patterns = [(pattern, min(1, pattern.groups), no) for pattern, no in zip(patterns, unless, strict=True)]
         sought: list[Sought] = []
         self._tries = []
         for number, rule in enumerate(self.rules):
             for way, expression in _expressions(rule):
                 located = bool(rule.reach)
-                sought.append(Sought(len(sought), expression.encode(), places=located, apart=located and rule.kind == "personal"))
+                sought.append(Sought(len(sought), expression.encode(), places=located, apart=located and rule.id in _APART))
                 self._tries.append((number, way))
         self._filter = Prefilter(sought)
 
     def with_rules(self, rules: tuple[SearchRule, ...]) -> RuleMatcher:
-        """Return a matcher of the same patterns whose rules say other things of them, such as another action. It compiles nothing."""
-        if [(rule.id, rule.pattern) for rule in rules] != [(rule.id, rule.pattern) for rule in self.rules]:
-            raise ValueError("these rules have other patterns")
+        """Return the matcher of other rules. What seeks the same is not compiled again, whatever else it says, such as its action."""
+        wanted = {rule.id: rule for rule in rules}
+        kept = [_as_wanted(rule, wanted) for rule in self.rules]
+        taken = {rule.id for rule in kept if rule is not None}
+        others = tuple(rule for rule in rules if rule.id not in taken)
         other = copy(self)
-        other.rules = rules
+        other._in_force = kept
+        other._others = RuleMatcher(others) if others else None
         return other
 
     def matches(self, text: bytes, *, turned: bool = True) -> Iterator[Match]:
@@ -185,8 +209,8 @@ class RuleMatcher:
         texts: dict[str, bytes] = {"": text}
         for place in range(len(self._tries)) if ends is None else sorted(ends):
             number, way = self._tries[place]
-            rule = self.rules[number]
-            if way and not turned:
+            rule = self._in_force[number]
+            if rule is None or (way and not turned):
                 continue
             if way not in texts:
                 texts[way] = text[::-1] if way == REVERSED else text.translate(_ROT13)
@@ -197,14 +221,23 @@ class RuleMatcher:
             for low, high in parts:
                 for start, end in self._exactly(number, texts[way], low, high):
                     yield Match(rule, len(text) - end, len(text) - start, way) if way == REVERSED else Match(rule, start, end, way)
+        if self._others is not None:
+            yield from self._others.matches(text, turned=turned)
 
     def _exactly(self, number: int, text: bytes, low: int, high: int) -> Iterator[tuple[int, int]]:
-        pattern = self._patterns[number]
-        group = 1 if pattern.groups else 0
+        pattern, group, unless = self._patterns[number]
         for found in pattern.finditer(text, low, high):
             start, end = found.span(group)
-            if start < end and holds(self.rules[number].check, text[start:end].decode("latin-1")):
+            if start == end or not holds(self.rules[number].check, text[start:end].decode("latin-1")):
+                continue
+            if unless is None or unless.search(found.group()) is None:
                 yield start, end
+
+
+def _as_wanted(rule: SearchRule, wanted: dict[str, SearchRule]) -> SearchRule | None:
+    """Return the wanted rule of the same name, if it seeks what this one does."""
+    other = wanted.get(rule.id)
+    return other if other is not None and replace(other, what=rule.what, kind=rule.kind, action=rule.action) == rule else None
 
 
 def _expressions(rule: SearchRule) -> Iterator[tuple[str, str]]:

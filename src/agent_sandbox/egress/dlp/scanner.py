@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from agent_sandbox.egress.dlp.compression import CERTAIN, CODINGS, Allowance, Carver, Overfull, Undecodable
-from agent_sandbox.egress.dlp.encodings import Hidden, hidden_in
+from agent_sandbox.egress.dlp.encodings import Hidden, hidden_in, signs_in, signs_of_each
 from agent_sandbox.egress.dlp.own_secrets import OwnSecrets
 from agent_sandbox.egress.dlp.rules import LONGEST, RuleMatcher, SearchRule
 
 STEP = 128 << 10  # bytes between the beginnings of two windows
 BEHIND, AHEAD = 256, 2 * LONGEST  # bytes of a window that belong to the windows before and after it as well
-BLOCK = 16 << 10  # bytes of a compressed stream that are decompressed together
+BLOCK = 64 << 10  # bytes of a compressed stream that are decompressed together
 DEEPEST = 3  # layers of encoding that are undone
 MOST_DECODED = 4 << 20  # bytes decoded out of one window
 
@@ -76,13 +76,14 @@ class Scanner:
     def feed(self, piece: bytes) -> list[Finding]:
         """Take the next bytes of the stream, and return what was found in the windows that are now complete."""
         found = self._fresh(self._inside.feed(piece))
-        self._held += piece
-        while self._begin + len(self._held) >= self._place + STEP + AHEAD:
-            found += self._look(self._place + STEP, self._place + STEP + AHEAD, last=False)
-            self._place += STEP
-            if (spent := self._place - BEHIND - self._begin) > 0:
-                del self._held[:spent]
-                self._begin += spent
+        for low in range(0, len(piece), STEP):  # no more of it is held than a window needs, however long it is
+            self._held += piece[low : low + STEP]
+            while self._begin + len(self._held) >= self._place + STEP + AHEAD:
+                found += self._look(self._place + STEP, self._place + STEP + AHEAD, last=False)
+                self._place += STEP
+                if (spent := self._place - BEHIND - self._begin) > 0:
+                    del self._held[:spent]
+                    self._begin += spent
         return found
 
     def finish(self) -> list[Finding]:
@@ -212,18 +213,23 @@ class _Window:
         spent = 0
         layers: list[tuple[str, ...]] = [()]
         for depth in range(self.deepest + 1):
-            yield from self._in_texts(texts, layers, depth)
+            joined = b"\n".join([text.text for text in texts]) if depth else self.text  # several texts are searched at once
+            begins = list(accumulate((len(text.text) + 1 for text in texts), initial=0))
+            yield from self._in_texts(joined, begins, texts, layers, depth)
             if depth == self.deepest:
                 return
+            signs = signs_of_each(signs_in(joined), begins)
             deeper, below = [], []
-            for text, above in zip(texts, layers, strict=True):
+            for number, (text, above) in enumerate(zip(texts, layers, strict=True)):
+                compressed = depth > 0 and text.of_bytes and not text.text.isascii()  # the stream's own is opened as it arrives
+                if number not in signs and not compressed:
+                    continue
                 try:
-                    for each in hidden_in(text.text, compressed=depth > 0 and text.of_bytes):  # the stream's own is opened as it arrives
+                    for each in hidden_in(text.text, signs.get(number, {}), compressed=compressed):
                         spent += len(each.text)
                         if spent > MOST_DECODED:
                             raise Overfull
-                        start, end = (each.start, each.end) if depth == 0 else (text.start, text.end)
-                        deeper.append(replace(each, start=start, end=end))
+                        deeper.append(each if depth == 0 else Hidden(each.text, each.by, text.start, text.end, each.of_bytes))
                         below.append((*above, each.by))
                 except Overfull:
                     yield finding_of(self.search, UNREADABLE, text.start, text.end, (*above, "compressed"), b"")
@@ -233,10 +239,10 @@ class _Window:
             if not texts:
                 return
 
-    def _in_texts(self, texts: list[Hidden], layers: list[tuple[str, ...]], depth: int) -> Iterator[Finding]:
-        """Search several texts at once: they are joined, and each match is told its text by its place."""
-        joined = b"\n".join(text.text for text in texts) if depth else self.text
-        begins = list(accumulate((len(text.text) + 1 for text in texts), initial=0))
+    def _in_texts(
+        self, joined: bytes, begins: list[int], texts: list[Hidden], layers: list[tuple[str, ...]], depth: int
+    ) -> Iterator[Finding]:
+        """Search joined texts. Each match is told its text by its place."""
         for start, end, rule, way in self._matches(joined, depth):
             number = bisect_right(begins, start) - 1
             text = texts[number]

@@ -28,15 +28,27 @@ def _base64_of(*groups: tuple[Iterable[int], Iterable[int], Iterable[int]]) -> b
 
 
 def _one_of(values: set[int]) -> bytes:
-    characters = bytes(_DIGITS[0][value] for value in sorted(values)) + bytes(_DIGITS[1][value - 62] for value in values if value >= 62)
+    return _class(bytes(_DIGITS[0][value] for value in sorted(values)) + bytes(_DIGITS[1][value - 62] for value in values if value >= 62))
+
+
+def _class(characters: bytes) -> bytes:
     return b"[" + b"".join(b"\\x%02x" % each for each in characters) + b"]"
 
 
 _ZERO = (0,)
 _GROUP = _base64_of((TEXT, TEXT, TEXT))
 _WIDE = (_base64_of((TEXT, _ZERO, TEXT), (_ZERO, TEXT, _ZERO)), _base64_of((_ZERO, TEXT, _ZERO), (TEXT, _ZERO, TEXT)))  # UTF-16
-# What base64 makes of the first bytes of compressed data: the characters that these bytes determine.
-_COMPRESSED = tuple(base64.b64encode(magic + b"\0\0")[: len(magic) * 8 // 6] for magic in MAGIC)
+
+
+def _beginning(magic: bytes) -> bytes:
+    """Return an expression for the base64 of data that begins with these bytes: the characters that they determine, in whole or in part."""
+    first, last = (base64.b64encode(magic + fill * 2) for fill in (b"\0", b"\xff"))
+    whole, rest = divmod(len(magic) * 8, 6)
+    values = range(_DIGITS[0].index(first[whole]), _DIGITS[0].index(last[whole]) + 1)
+    return first[:whole].replace(b"+", rb"[+\x2d]").replace(b"/", b"[/_]") + (_one_of(set(values)) if rest else b"")
+
+
+_COMPRESSED = tuple(map(_beginning, MAGIC))
 _PAIR = rb"(?:[2-7][0-9a-fA-F]|0[7-9a-dA-D]|1[bB])"  # of a character of text, in hex
 _BETWEEN = b"[:, \t-]"
 
@@ -56,12 +68,25 @@ OTHER_RUNS = (
     b"(?:" + _PAIR + b"00){3}",
     b"(?:00" + _PAIR + b"){3}",
     *(_in_hex(magic, b"") for magic in MAGIC),
-    rb"(?:\A|[^A-Za-z0-9+/_-])[A-Z2-7]{16}",  # base32
 )
+BASE32 = rb"(?:\A|[^A-Za-z0-9+/_-])[A-Z2-7]{16}"
 PAIRS_OF_TEXT = (
     b"(?:[2-7][0-9a-fA-F]" + _BETWEEN + b"){4}",
     b"(?:[2-7][0-9a-fA-F]" + _BETWEEN + b"00" + _BETWEEN + b"){2}",
     rb"(?:\\x" + _PAIR + b"){6}",
     b"(?:0x" + _PAIR + b"[, ]{0,3}){6}",
     *(_in_hex(magic, between) for magic in MAGIC for between in (_BETWEEN, rb"\\x", b"[, ]{0,3}0x")),
+)
+_CHARACTER, _OR_NULL = _class(TEXT), _class(b"\0" + TEXT)
+# Between characters of a text: UTF-16 and UTF-32 have them after or before each, and whoever cuts a word in two has one.
+NULLS_IN_TEXT = tuple(
+    before + _CHARACTER + rb"\x00+" + _CHARACTER + after
+    for before, after in ((b"", _OR_NULL + b"{8}"), (_OR_NULL + b"{4}", _OR_NULL + b"{4}"), (_OR_NULL + b"{8}", b""))
+)
+_SEVERAL = rb"[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}"  # bytes for a character of UTF-8
+_ANY = b"(?:" + _class(TEXT.replace(b"\n", b"")) + b"|" + _SEVERAL + b")"
+# Text among other bytes: many characters in a row, some with a strange byte between them again and again, or a short line of nothing else.
+LINE_OF_CHARACTERS = (
+    b"(?:" + _ANY + b"{12}|" + _ANY + rb"{3,11}[\x80-\xff]{1,2}" + _ANY + rb"{3,11}[\x80-\xff]{1,2}" + _ANY + b"{3})[^\\n]*"
+    b"|(?m:^" + _ANY + b"{1,11}$)"
 )
