@@ -7,7 +7,9 @@ import os
 import select
 import signal
 import socket
+import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +19,7 @@ import pytest
 
 from agent_sandbox.egress.authority import Authority
 from agent_sandbox.egress.orders import FlowRecord
-from agent_sandbox.engine import egress, trust
+from agent_sandbox.engine import egress, egress_zygote, trust
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.runtimes import only
@@ -311,7 +313,7 @@ def test_rules_that_are_narrowed_while_a_run_goes_on_hold_from_the_next_request(
         processes = opened()
 
         def narrow(stream: str, data: bytes) -> None:
-            processes[0].narrow(rules("other.example"))
+            processes[0].obey(rules("other.example"))
             os.write(writer, b"go\n")
 
         reader, writer = os.pipe()
@@ -321,6 +323,31 @@ def test_rules_that_are_narrowed_while_a_run_goes_on_hold_from_the_next_request(
     outcome, heard = in_world(NAMES, act)
     first, second = printed(outcome)
     assert first.startswith("200 ") and not second.startswith("200 ") and len(heard) == 1
+
+
+def test_whoever_changes_rules_goes_on_when_they_are_in_force_however_slow_the_egress_is(tmp_path: Path) -> None:
+    code = "get('http://good.example/'); input(); get('http://good.example/')"
+
+    def act(world: World) -> tuple[Outcome, bool, list[str]]:
+        processes, waits = opened(), []
+
+        def narrow(stream: str, data: bytes) -> None:
+            os.kill(processes[0].pid, signal.SIGSTOP)
+            changing = threading.Thread(target=processes[0].obey, args=(rules("other.example"),))
+            changing.start()
+            changing.join(0.5)
+            waits.append(changing.is_alive())
+            os.kill(processes[0].pid, signal.SIGCONT)
+            changing.join()
+            os.write(writer, b"go\n")
+
+        reader, writer = os.pipe()
+        work = Work(Command((sys.executable, "-uc", TRY + code)), ENV, stdin=reader, on_output=once(narrow))
+        return run(world, tmp_path / "l", "", rules(), work=work), waits == [True], world.heard
+
+    outcome, waited, heard = in_world(NAMES, act)
+    first, second = printed(outcome)
+    assert waited and first.startswith("200 ") and not second.startswith("200 ") and len(heard) == 1
 
 
 def test_a_flow_that_cannot_be_recorded_ends_the_network(tmp_path: Path) -> None:
@@ -351,7 +378,7 @@ def test_without_the_packages_it_needs_a_run_with_a_network_does_not_start_and_s
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "h2.py").write_text("raise ModuleNotFoundError(\"No module named 'h2'\")")
-    monkeypatch.setattr(egress, "_ENVIRONMENT", {**egress._ENVIRONMENT, "PYTHONPATH": str(tmp_path)})
+    monkeypatch.setattr(egress_zygote, "_ENVIRONMENT", {**egress_zygote._ENVIRONMENT, "PYTHONPATH": str(tmp_path)})
     runtime = ProcessRuntime()
     gate = Gate(cloned(masks=(), network=rules()), Ledger(tmp_path / "l", clock=lambda: 0.0), clock=lambda: 0.0)
     runtimes = only(runtime)
@@ -359,7 +386,7 @@ def test_without_the_packages_it_needs_a_run_with_a_network_does_not_start_and_s
         with pytest.raises(LaunchFailed) as failed:
             Session(gate, runtimes).run(Work(Command(("true",)), ENV))
     finally:
-        runtimes.companion(egress.EgressZygote).close()
+        runtimes.companion(egress_zygote.EgressZygote).close()
         runtime.close()
     assert "No module named 'h2'" in failed.value.message and "[network]" in failed.value.hint
 
@@ -389,6 +416,22 @@ def test_refusals_do_not_crowd_out_the_record_of_what_was_allowed(monkeypatch: p
         ("good.example", 2, 2)
     ]
     assert ("network.repeated", "good.example:443", 2) in gate.notes
+
+
+def test_a_process_that_asks_without_end_and_reads_no_answer_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(egress, "SEND_SECONDS", 1)
+    ours, theirs = socket.socketpair()
+    with theirs, subprocess.Popen(["sleep", "600"]) as other:
+        gate = Gate(cloned(masks=(), network=rules()), Ledger(tmp_path / "l", clock=lambda: 0.0), clock=lambda: 0.0)
+        process = egress.EgressProcess(gate, rules(), SimpleNamespace(fork=lambda provisions: ours, keep_ready=lambda: None))  # type: ignore[arg-type]
+        process._process = os.pidfd_open(other.pid)  # stands for an egress process that somebody took over
+        asked = {"number": 1, "host": "evil.example", "port": 443, "method": "GET", "path": "/", "data": "", "again": False}
+        for _ in range(100_000):
+            if other.poll() is not None:
+                break
+            process._hear({"kind": "ask", **asked})
+        assert other.wait(60) == -signal.SIGKILL
+        process.close()
 
 
 def test_the_rules_are_asked_again_before_a_name_is_resolved() -> None:
@@ -469,3 +512,10 @@ def test_the_process_of_a_run_holds_no_file_and_no_user_of_the_machine(tmp_path:
     held, root, uid = in_world(NAMES, act)
     assert held and not [each for each in held if each.partition(":")[0] not in ("socket", "anon_inode", "/dev/null")]
     assert root == ["proc"] and uid == str(EGRESS_ID)
+
+
+def test_variables_that_name_a_proxy_name_ours_and_no_other_variable_changes() -> None:
+    given = {"HTTPS_PROXY": "http://corp:8080", "all_proxy": "socks5://corp", "http_proxy": "", "NO_PROXY": "x.example", "PATH": "/bin"}
+    ours = "http://198.18.0.1:3128"
+    assert egress.proxied(given, (80, 443)) == {**given, "HTTPS_PROXY": ours, "all_proxy": ours}
+    assert egress.proxied({"http_proxy": "x"}, (80, 443, 3128)) == {"http_proxy": "http://198.18.0.1:3129"}

@@ -140,7 +140,9 @@ def test_neither_are_pipes_directories_and_endless_files(tmp_path: Path) -> None
 
 def test_where_no_record_can_be_is_known_before_the_run(tmp_path: Path) -> None:
     check_place(str(tmp_path / "run.json"))
-    for path in (tmp_path, tmp_path / "not there" / "run.json"):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "run.json")
+    for path in (tmp_path, tmp_path / "not there" / "run.json", tmp_path / "pipe", tmp_path / "link"):
         with pytest.raises(RecordError):
             check_place(str(path))
 

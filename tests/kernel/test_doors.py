@@ -92,6 +92,27 @@ def test_a_server_of_the_guest_keeps_its_own_ports() -> None:
     assert in_network_namespace(act) == ("connected", "8080")
 
 
+@pytest.mark.parametrize("server", ["127.0.0.53", "9.9.9.9", "2001:db8::53"])
+def test_a_query_over_tcp_arrives_whichever_server_it_is_for(server: str) -> None:
+    def act() -> str:
+        doors.open_doors((443,))
+        return connect(server, 53)
+
+    assert in_network_namespace(act) == "connected"
+
+
+def test_the_proxy_listens_at_our_own_address_alone_and_yields_to_a_port_of_the_policy() -> None:
+    def act() -> tuple[str, ...]:
+        doors.open_doors((443, 3128))
+        port = doors.proxy_port((443, 3128))
+        with socket.create_server(("127.0.0.1", port)):  # a server of the guest's own
+            ours = connect(doors.OWN_ADDRESS, port)
+        return str(port), ours, connect("127.0.0.1", port), connect("93.184.215.14", port)
+
+    assert in_network_namespace(act) == ("3129", "connected", "ECONNREFUSED", "ECONNREFUSED")
+    assert doors.proxy_port((443,)) == doors.PROXY_PORT == 3128
+
+
 def test_too_many_ports_are_refused() -> None:
     def act() -> str:
         try:

@@ -15,13 +15,14 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from agent_sandbox._fast.values import TYPE_CHECKING, replace
-from agent_sandbox.errors import SandboxError
+from agent_sandbox.errors import PolicyError, SandboxError
 from agent_sandbox.policy.model import Guarantee
 from agent_sandbox.runtime.base import ExitReason
 
 if TYPE_CHECKING:
     from agent_sandbox.engine.run import Session
     from agent_sandbox.engine.work import Outcome, Work
+    from agent_sandbox.policy.publications import Publication
     from agent_sandbox.runtime.base import Completed, Confined, Guest, Launch
     from agent_sandbox.workspace.read_tracking import ReadTracker
     from agent_sandbox.workspace.store import SandboxState
@@ -111,12 +112,35 @@ def attachments_of(work: Work, session: Session, *, turns: bool = False) -> tupl
         from agent_sandbox.engine.observation import Observation  # few runs are observed
 
         needed.append(Observation(gate, log=work.log_observed))
+    if work.publish:
+        from agent_sandbox.engine.publish import PublishedPorts  # few runs publish anything
+
+        if not gate.policy.network.inbound:
+            raise PolicyError("the policy permits no published ports", hint="leave them out")
+        if taken := [each.inner for each in work.publish if each.inner in gate.policy.network.listened]:
+            why = f"port {taken[0]} of the sandbox is where its connections outward arrive, so no server of it listens there"
+            raise PolicyError(why, hint=f"let its server listen elsewhere: --publish {work.publish[0].port}:3000")
+        needed.append(PublishedPorts(gate, work.publish, work.on_publish or _say_nothing, turns=turns))
     if gate.policy.network.outbound:
-        from agent_sandbox.engine.egress import EgressZygote, Network  # few runs have a network
+        from agent_sandbox.engine.egress import Network  # few runs have a network
+        from agent_sandbox.engine.egress_zygote import EgressZygote
 
         zygote = session.runtimes.companion(EgressZygote)
-        needed.append(Network(gate, zygote, session.project, turns=turns, provisions=session.provisions))
+        needed.append(
+            Network(
+                *(gate, zygote, session.project),
+                turns=turns,
+                provisions=session.provisions,
+                control=session.control,
+                exchanges=work.exchanges,
+                tell=work.observe,
+            )
+        )
     return (*needed, *work.attachments)
+
+
+def _say_nothing(opened: Publication) -> None:
+    pass
 
 
 class FixedSeed(Attachment):

@@ -61,9 +61,9 @@ class EarlyLook:
     more: tuple[str, ...] = ()
     words: Words = IN_A_PROGRAM
 
-    def check(self, gate: Gate, what: Code | Command, action: Action) -> None:
-        """Record a refusal and raise `Denied` for code with issues. Code that cannot run at all is left to the gate."""
-        if (reason := self.against(gate.policy, what)) is not None:
+    def check(self, gate: Gate, what: Code | Command, action: Action, policy: Policy) -> None:
+        """Record a refusal and raise `Denied` for code with issues under this policy. Code that cannot run at all is left to the gate."""
+        if (reason := self.against(policy, what)) is not None:
             gate.refuse(action, reason)
 
     def against(self, policy: Policy, what: Code | Command) -> Reason | None:
@@ -108,4 +108,4 @@ def _barred(policy: Policy, what: Code | Command) -> tuple[str, ...]:
         return ()
     from agent_sandbox.policy.code.validate import barred_hosts  # as above
 
-    return barred_hosts(what.source if isinstance(what, Code) else what.argv[-1], policy.network)
+    return barred_hosts(what.source if isinstance(what, Code) else what.argv[-1], policy.network.widest())

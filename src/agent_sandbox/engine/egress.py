@@ -11,38 +11,57 @@ import os
 import select
 import signal
 import socket
-import sys
+import struct
 import threading
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from weakref import WeakMethod, finalize
 
 from agent_sandbox._fast.values import TYPE_CHECKING, replace
 from agent_sandbox.egress import orders
-from agent_sandbox.egress.orders import FlowRecord, Orders
+from agent_sandbox.egress.orders import NO_EXCHANGES, ExchangeOrders, FlowRecord, Orders, RequestMade
 from agent_sandbox.engine import trust
 from agent_sandbox.engine.attachments import Attachment
+from agent_sandbox.engine.egress_zygote import EgressZygote
 from agent_sandbox.engine.provisions import NO_PROVISIONS, Provisions
+from agent_sandbox.engine.questions import Questions, RequestAnswer
 from agent_sandbox.errors import LaunchFailed, PolicyError, RuntimeUnavailable, SandboxError
 from agent_sandbox.kernel import wire
+from agent_sandbox.kernel.doors import OWN_ADDRESS, proxy_port
 from agent_sandbox.policy.hosts import canonical_host
-from agent_sandbox.runtime.process.zygote import argv_for, packages
+from agent_sandbox.runtime.base import Argv, Script
 
 if TYPE_CHECKING:
     from typing import Any
 
+    from agent_sandbox.engine.exchange_records import ExchangeFiles, ExchangeOptions
     from agent_sandbox.engine.gate import Gate
+    from agent_sandbox.engine.network_control import NetworkControl
     from agent_sandbox.engine.work import Outcome
     from agent_sandbox.ledger.event import Facts
     from agent_sandbox.policy.network import NetworkRules
-    from agent_sandbox.runtime.base import Completed, Confined, Guest, Launch
+    from agent_sandbox.runtime.base import Completed, Confined, Guest, Hosted, Launch
 
 READY_SECONDS = 60.0  # a guard against a host that hangs
+SEND_SECONDS = 30  # that the process may take to read what it is sent
 FINISH_SECONDS = 5.0  # that the process may take to report its last flows
+RECORD_SECONDS = 90.0  # that it may take with the last exchanges of a run that is recorded
 MOST_FLOWS = 1000  # of one run, allowed and refused ones each, recorded one by one; then as many hosts with a count
+MOST_REQUESTS = 2000  # of one run, different ones, that are told one by one
 MOST_LOOKUPS = 16  # at once
 MOST_ADDRESSES = 32  # of one name
-_ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/"}
-_PROGRAM = "agent_sandbox.egress.process"
+PROXY_VARIABLES = frozenset(  # in lower case; programs read them in either
+    (
+        "http_proxy",
+        "https_proxy",
+        "all_proxy",
+        "ftp_proxy",
+        "pip_proxy",
+        "npm_config_proxy",
+        "npm_config_https_proxy",
+        "npm_config_http_proxy",
+    )
+)
 
 
 class Network(Attachment):
@@ -56,10 +75,19 @@ class Network(Attachment):
         *,
         turns: bool = False,
         provisions: Provisions = NO_PROVISIONS,
+        control: NetworkControl | None = None,
+        exchanges: ExchangeOptions | None = None,
+        tell: bool = False,
     ) -> None:
-        """With `turns`, the process serves until `release`, and each turn has the flows that ended during it."""
+        """With `turns`, the process serves until `release`, and each turn has the flows that ended during it.
+
+        `control` changes the rules in force while the run goes on.
+        With `tell`, the outcome has each request.
+        """
         self._gate, self._zygote, self._project, self._turns = gate, zygote, project, turns
-        self._provisions = provisions
+        self._provisions, self._control, self._wanted = provisions, control, exchanges
+        self._exchanges: ExchangeFiles | None = None
+        self._tell = tell
         self._rules = gate.policy.network
         self._process: EgressProcess | None = None
 
@@ -67,14 +95,36 @@ class Network(Attachment):
         """Start the process, and return the launch with doors, and with variables: the certificates to trust, and placeholders."""
         if self._rules.search.off:
             self._gate.note("network.unsearched", {"target": "every host", "allowed": True, "why": "the search of what leaves is off"})
-        self._process = EgressProcess(self._gate, self._rules, self._zygote, self._provisions)
+        if self._wanted is not None:
+            self._exchanges = self._wanted.opened()
+            if self._wanted.replay:
+                facts: Facts = {
+                    "target": self._wanted.replay,
+                    "allowed": True,
+                    "why": "every answer comes from this record; nothing leaves",
+                }
+                self._gate.note("network.replayed", facts)
+        try:
+            orders = self._exchanges.orders if self._exchanges is not None else NO_EXCHANGES
+            orders = replace(orders, tell=self._tell, hold=self._wanted is not None and self._wanted.hold)
+            self._process = EgressProcess(self._gate, self._rules, self._zygote, self._provisions, self._exchanges, orders)
+            self._process.questions.program = _described(launch.program)
+        except BaseException:
+            self._close_exchanges()
+            raise
+        listened = self._rules.listened
+        if self._control is not None:
+            self._control.attach(self._process, self._rules)
+            listened = self._control.in_force(self._rules).listened
         placeholders = {each.name: each.placeholder for each in self._provisions.secrets}
-        env = {**launch.env, **dict.fromkeys(trust.VARIABLES, trust.BUNDLE), **placeholders}
-        view = trust.trusting(launch.root, self._project, launch.env)
-        return replace(launch, network=self._rules.listened, root=view, env=env, on_ready=(*launch.on_ready, self._open))
+        env = {**proxied(launch.env, self._rules.listened), **dict.fromkeys(trust.VARIABLES, trust.BUNDLE), **placeholders}
+        view = trust.trusting(launch.root, self._project, launch.env, self._provisions.files)
+        return replace(launch, network=listened, root=view, env=env, on_ready=(*launch.on_ready, self._open))
 
     def _open(self, guest: Confined) -> None:
         assert self._process is not None
+        if self._control is not None:
+            self._control.begin()
         self._process.open(guest)
 
     def ended(self, guest: Guest, completed: Completed, outcome: Outcome) -> Outcome:
@@ -83,104 +133,64 @@ class Network(Attachment):
             return outcome
         if not self._turns:
             self._process.finish()
+        if self._control is not None:
+            self._control.record_expiry()
         flows, notes = self._process.taken()
-        return replace(outcome, network=(*outcome.network, *flows), notes=(*outcome.notes, *notes))
+        if self._exchanges is not None and not self._turns:
+            notes = (*notes, *self._exchanges.finish())
+        requests, untold = self._process.told()
+        told = replace(outcome, requests=(*outcome.requests, *requests), untold=outcome.untold + untold)
+        return replace(told, network=(*outcome.network, *flows), notes=(*outcome.notes, *notes))
 
     def release(self) -> None:
-        """End the process."""
+        """End the process. The record of a session of turns is put in its place."""
         if self._process is not None:
+            if self._control is not None:
+                self._control.detach(self._process)
+            if self._exchanges is not None and self._turns:
+                self._process.finish()
             self._process.close()
             self._process = None
+        if self._exchanges is not None and self._turns:
+            self._exchanges.finish()
+        self._close_exchanges()
 
-
-class EgressZygote:
-    """A loaded egress program, from which the process of each run is forked. Safe to use from many threads, and on both sides of a fork."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._start_afresh()
-        start_afresh = WeakMethod(self._start_afresh)
-        os.register_at_fork(after_in_child=lambda: (method := start_afresh()) and method())  # the one that runs belongs to the parent
-
-    def _start_afresh(self) -> None:
-        self._control: socket.socket | None = None
-        self._pid = 0
-        self._lock = threading.Lock()
-
-    def fork(self, provisions: Provisions) -> socket.socket:
-        """Return the link to a new egress process, which gets ready meanwhile. Starts the zygote if there is none. Raises OSError."""
-        ours, theirs = socket.socketpair()
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # before the process sends its first byte
-        with theirs, self._lock:
-            try:
-                if self._control is None:
-                    self._start(provisions)
-                try:
-                    self._ask(theirs)
-                except (BrokenPipeError, ConnectionError):  # somebody killed it
-                    self._end()
-                    self._start(provisions)
-                    self._ask(theirs)
-            except BaseException:
-                ours.close()
-                raise
-        return ours
-
-    def _ask(self, link: socket.socket) -> None:
-        assert self._control is not None
-        socket.send_fds(self._control, [b"+"], [link.fileno()])
-
-    def _start(self, provisions: Provisions) -> None:
-        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        me, compiled = os.pidfd_open(os.getpid()), provisions.open_compiled()
-        with theirs:
-            try:
-                self._pid = _spawn(theirs.fileno(), me, trust.system_roots(), compiled)
-            except BaseException:
-                control.close()
-                raise
-            finally:
-                wire.close_all([me] if compiled is None else [me, compiled])
-        self._control = control
-        self._dropped = finalize(self, _dismiss, control, self._pid)  # the zygote ends with whoever could use it
-        self._dropped.atexit = False  # it ends with this process anyway
-
-    def _end(self) -> None:
-        if self._control is not None:
-            self._control = None
-            self._dropped()
-
-    def close(self, *, leaving: bool = False) -> None:
-        """End the zygote; with `leaving`, without waiting for it. The processes of runs go on. The next `fork` starts another."""
-        with self._lock:
-            if leaving and self._control is not None:
-                self._dropped.detach()
-                self._control.close()
-                self._control = None
-            self._end()
-
-
-def _dismiss(control: socket.socket, pid: int) -> None:
-    """End a zygote, and wait for its end."""
-    control.close()
-    with suppress(ChildProcessError):  # the application may wait for all its children; and in its forks, this is nobody's child
-        os.waitpid(pid, 0)
+    def _close_exchanges(self) -> None:
+        if self._exchanges is not None:
+            self._exchanges.close()
+            self._exchanges = None
 
 
 class EgressProcess:
     """One egress process, the thread that serves its messages, and the record of its flows."""
 
-    def __init__(self, gate: Gate, rules: NetworkRules, zygote: EgressZygote, provisions: Provisions = NO_PROVISIONS) -> None:
+    def __init__(
+        self,
+        gate: Gate,
+        rules: NetworkRules,
+        zygote: EgressZygote,
+        provisions: Provisions = NO_PROVISIONS,
+        exchanges: ExchangeFiles | None = None,
+        exchange_orders: ExchangeOrders = NO_EXCHANGES,
+    ) -> None:
         """Ask for a process, which then gets ready. Raises `LaunchFailed`."""
-        self._gate, self._rules, self._provisions = gate, rules, provisions
+        self._gate, self._rules, self._provisions, self._zygote = gate, rules, provisions, zygote
+        self._exchanges, self._exchange_orders = exchanges, exchange_orders
+        self._requests: dict[RequestMade, int] = {}
+        self._untold = 0
         try:
             self._link = zygote.fork(provisions)
         except OSError as error:
             raise LaunchFailed(f"the egress process cannot be started: {error.strerror}", hint="run: agent-sandbox doctor") from error
+        self._link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_SECONDS, 0))
         self.pid = 0  # known once it has said its first byte
         self._process: int | None = None  # its pidfd
         self._lock = threading.Lock()
         self._sending = threading.Lock()
+        self._ordered = False
+        self._obeying = threading.Condition()
+        self._revision = self._obeyed = 0  # of the rules: the last that was sent, and the last that is in force there
+        self._gone = False
         self._lookups = threading.BoundedSemaphore(MOST_LOOKUPS)
         self._flows: dict[object, FlowRecord] = {}
         self._recorded = {False: 0, True: 0}  # by whether it was refused
@@ -188,6 +198,7 @@ class EgressProcess:
         self._notes: list[str] = []
         self._finishing = False
         self._thread: threading.Thread | None = None
+        self.questions = Questions(gate, self._reply, run=os.urandom(4).hex())
 
     def open(self, guest: Confined) -> None:
         """Give the process the doors of a guest, and the guest the certificate of the process's authority. Raises `LaunchFailed`."""
@@ -195,11 +206,14 @@ class EgressProcess:
             raise RuntimeUnavailable("this runtime has no doors", missing=("egress-only",), hint='use runtime="process"')
         try:
             roots = trust.system_roots()
-            certificate = self._await_readiness()
-            trust.write_trust(guest.doors.trust, roots, certificate)
-            given = self._provisions
-            what = Orders(self._rules, len(guest.doors.resolvers), given.secrets, given.own, given.tables)
-            self._send(what.encoded(), guest.doors.sockets)
+            certificate, given = self._await_readiness(), self._provisions
+            trust.write_trust(guest.doors.trust, roots, certificate, given.files)
+            secrets = (*given.secrets, *given.indexes)
+            with self._sending:
+                count = len(guest.doors.resolvers)
+                what = Orders(self._rules, count, secrets, given.own, given.tables, given.roots, self._exchange_orders)
+                orders.send(self._link, what.encoded(), guest.doors.sockets)
+                self._ordered = True
         except OSError as error:
             raise LaunchFailed(f"the network could not be opened: {error.strerror or error}", hint="run: agent-sandbox doctor") from error
         finally:
@@ -225,10 +239,22 @@ class EgressProcess:
         self._process = os.pidfd_open(self.pid)  # a process that is ready waits for its orders, so this is the one
         return str(message["certificate"]).encode("ascii")
 
-    def narrow(self, rules: NetworkRules) -> None:
-        """Judge every request from now on by these rules. Raises OSError if the process has gone."""
-        self._rules = rules
-        self._send({"kind": "rules", "rules": orders.encode_rules(rules)})
+    def obey(self, rules: NetworkRules) -> None:
+        """Judge every request from now on by these rules, and end the flows that they forbid. Raises OSError if the process has gone.
+
+        Returns once they are in force there: what the program inside does afterwards is judged by them. They may be wider than before; a
+        port at which the run has no door stays closed.
+        """
+        with self._sending:  # the last rules here are the last there
+            self._rules = rules
+            if not self._ordered:  # they go with the orders
+                return
+            self._revision += 1
+            revision = self._revision
+            orders.send(self._link, {"kind": "rules", "rules": orders.encode_rules(rules), "revision": revision})
+        with self._obeying:
+            if not self._obeying.wait_for(lambda: self._obeyed >= revision or self._gone, SEND_SECONDS):
+                self._end()  # it would go on under rules that hold no longer
 
     def taken(self) -> tuple[tuple[FlowRecord, ...], tuple[str, ...]]:
         """Return the flows recorded since the last call, and notes."""
@@ -246,20 +272,29 @@ class EgressProcess:
         said = (*(f"refused: {flow.target}: {flow.refused}" for flow in refused[:5]), *tuple(found)[:5])
         return tuple(flows.values()), (*notes, *said)
 
+    def told(self) -> tuple[tuple[RequestMade, ...], int]:
+        """Return the requests that were told since the last call, and how many more were made."""
+        with self._lock:
+            requests, self._requests = self._requests, {}
+            untold, self._untold = self._untold, 0
+        return tuple(replace(each, times=times) for each, times in requests.items()), untold
+
     def finish(self) -> None:
         """Let the process report its last flows and end."""
         if self._thread is None:
             return
         self._finishing = True
+        self.questions.close()
         with suppress(OSError):
             self._send({"kind": "finish"})
-        self._thread.join(FINISH_SECONDS)
+        self._thread.join(RECORD_SECONDS if self._exchanges and self._exchanges.writer else FINISH_SECONDS)
 
     def close(self) -> None:
         """End the process, and wait until it has ended. Idempotent."""
         if self._link.fileno() < 0:
             return
         self._finishing = True
+        self.questions.close()
         self._end()
         if self._thread is not None:
             self._thread.join()
@@ -270,6 +305,7 @@ class EgressProcess:
             poller.poll()
             os.close(self._process)
             self._process = None
+            self._zygote.keep_ready()
 
     def _end(self) -> None:
         if self._process is not None:
@@ -277,8 +313,13 @@ class EgressProcess:
                 signal.pidfd_send_signal(self._process, signal.SIGKILL)
 
     def _send(self, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
+        """Send a message. A process that takes none any more is ended, so that nobody waits for it. Raises OSError."""
         with self._sending:
-            orders.send(self._link, message, descriptors)
+            try:
+                orders.send(self._link, message, descriptors)
+            except BlockingIOError:
+                self._end()
+                raise
 
     def _attend(self) -> None:
         """Serve the messages of the process, until it has gone."""
@@ -299,6 +340,9 @@ class EgressProcess:
         except Exception as error:
             why = f"the egress process sent nonsense ({type(error).__name__})"
         self._end()
+        with self._obeying:
+            self._gone = True
+            self._obeying.notify_all()
         if not self._finishing:
             self._lose(why)
 
@@ -307,11 +351,44 @@ class EgressProcess:
             self._look_up(int(message["number"]), str(message["name"]))
         elif message["kind"] == "flow":
             self._keep(FlowRecord.decoded(message))
+        elif message["kind"] == "ask":
+            number, action, again = orders.decode_question(message)
+            self.questions.hear(self._rules.at(time.monotonic()).declarable(), number, action, again=again)
+        elif message["kind"] == "obeyed":
+            with self._obeying:
+                self._obeyed = int(message["revision"])
+                self._obeying.notify_all()
+        elif message["kind"] == "withdraw":
+            self.questions.withdraw(int(message["number"]))
+        elif message["kind"] == "request" and self._exchange_orders.tell:
+            self._count(RequestMade.decoded(message))
         elif message["kind"] == "lost":
             with self._lock:
                 self._uncounted += int(message["count"])
+        elif message["kind"] in ("recorded", "unrecorded", "replay"):
+            self._exchange(message)
         elif message["kind"] == "failed":
             raise ConnectionError(str(message.get("why", "")))
+
+    def _count(self, made: RequestMade) -> None:
+        with self._lock:
+            if made in self._requests or len(self._requests) < MOST_REQUESTS:
+                self._requests[made] = self._requests.get(made, 0) + 1
+            else:
+                self._untold += 1
+
+    def _exchange(self, message: dict[str, Any]) -> None:
+        """Write down a piece of an exchange, or look one up. Raises ValueError for what this run has no record for."""
+        writer = self._exchanges.writer if self._exchanges else None
+        replay = self._exchanges.replay if self._exchanges else None
+        if message["kind"] == "replay" and replay is not None:
+            self._send({"kind": "replayed", "number": int(message["number"]), "exchange": replay.answer(str(message["key"]))})
+        elif message["kind"] == "recorded" and writer is not None:
+            writer.take(message)
+        elif message["kind"] == "unrecorded" and writer is not None:
+            writer.skip(str(message["why"]))
+        else:
+            raise ValueError("it was told to record nothing")
 
     def _lose(self, why: str) -> None:
         with self._lock:
@@ -349,29 +426,56 @@ class EgressProcess:
 
     def _resolve(self, number: int, name: str) -> None:
         try:
-            self._answer(number, *resolved(self._rules, name))
+            if self._exchanges is not None and self._exchanges.replay is not None:
+                self._answer(number, (), "this run is answered from a record")
+            else:
+                rules = self._rules.at(time.monotonic()).declarable()
+                self._answer(number, *resolved(rules, name, self.questions.may_resolve))
         finally:
             self._lookups.release()
+
+    def _reply(self, number: int, answer: RequestAnswer) -> None:
+        with suppress(OSError):  # the process has gone meanwhile
+            self._send({"kind": "answered", "number": number, **vars(answer)})
 
     def _answer(self, number: int, addresses: tuple[str, ...], why: str) -> None:
         with suppress(OSError):  # the process has gone meanwhile
             self._send({"kind": "resolved", "number": number, "addresses": list(addresses), "why": why})
 
 
-def resolved(rules: NetworkRules, name: str) -> tuple[tuple[str, ...], str]:
-    """Return the addresses of a name, and else why there are none. No resolver is asked for a name that the rules do not allow."""
+def proxied(env: Mapping[str, str], ports: tuple[int, ...]) -> dict[str, str]:
+    """Return variables of which those that name a proxy name ours, in a network of these ports.
+
+    Programs need no proxy here, and the one of the caller could not be reached.
+    """
+    ours = f"http://{OWN_ADDRESS}:{proxy_port(ports)}"
+    return {name: ours if name.lower() in PROXY_VARIABLES and value else value for name, value in env.items()}
+
+
+def resolved(rules: NetworkRules, name: str, agreed: Callable[[str], bool] = lambda name: False) -> tuple[tuple[str, ...], str]:
+    """Return the addresses of a name, and else why there are none. No resolver is asked for a name that the rules do not allow.
+
+    `agreed` returns whether a person has agreed to a name that the rules ask for.
+    """
     try:
         if canonical_host(name) != name:
             return (), "it is not in its canonical form"
     except PolicyError as error:
         return (), error.message
-    if why := rules.objection(name):
+    if (why := rules.objection(name)) and not (rules.asks_for(name) and agreed(name)):
         return (), why
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError as error:
         return (), f"it cannot be resolved: {error.strerror or error}"
     return tuple(dict.fromkeys(str(address[0]) for *_, address in found))[:MOST_ADDRESSES], ""
+
+
+def _described(program: Argv | Hosted | Script) -> str:
+    """Return the program of a run for whoever is asked about its network."""
+    from shlex import join  # few runs have a network
+
+    return join(program.words) if isinstance(program, Argv | Script) else f"code of {type(program).__name__.removesuffix('Code')}"
 
 
 def facts_of(flow: FlowRecord) -> Facts:
@@ -381,19 +485,3 @@ def facts_of(flow: FlowRecord) -> Facts:
         facts["why"] = flow.refused
     more = {key: value for key, value in (("findings", flow.findings), ("secrets", flow.secrets)) if value}
     return {**facts, "sent": flow.sent, "received": flow.received, "requests": flow.requests, **more}
-
-
-def _spawn(control: int, supervisor: int, roots: bytes, compiled: int | None) -> int:
-    """Start our interpreter with the egress program, with these descriptors and a fixed environment. Return its pid."""
-    memory = os.memfd_create("roots", os.MFD_CLOEXEC)
-    try:
-        with open(memory, "wb", closefd=False) as file:
-            file.write(roots)
-        os.lseek(memory, 0, os.SEEK_SET)
-        passed = (control, supervisor, memory, *([] if compiled is None else [compiled]))
-        kept = [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in passed]  # each onto itself, so that exec does not close it
-        nothing = [(os.POSIX_SPAWN_OPEN, fd, "/dev/null", os.O_RDWR, 0) for fd in range(3)]
-        argv = argv_for(_PROGRAM, str(control), str(supervisor), str(memory), "" if compiled is None else str(compiled), packages())
-        return os.posix_spawn(sys.executable, argv, _ENVIRONMENT, file_actions=[*kept, *nothing], setsid=True)
-    finally:
-        os.close(memory)

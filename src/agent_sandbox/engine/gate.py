@@ -40,10 +40,11 @@ class EntryWriter(Protocol):
 
 @dataclass(frozen=True)
 class Granted:
-    """An approval by `by`. `word` identifies the person who gave it, if known."""
+    """An approval by `by`. `word` identifies the person who gave it, if known. One for the whole run holds `until` a time; 0 is once."""
 
     by: str
     word: Word = field(default=Word(-1), compare=False)
+    until: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True)
@@ -100,16 +101,18 @@ class Gate:
         *,
         describe: Callable[[T], Facts] = _nothing,
         details: Callable[[], str] = str,
+        wanted: Callable[[], bool] | None = None,
     ) -> T:
         """Do an action if the policy allows it, and return the result of the deed.
 
         `describe` returns the facts of the result for the ledger. `details` returns text for an approver, such as the source or the diff.
+        `wanted` returns whether somebody still waits for the answer of an approver.
 
         Raises `Denied` for a refusal. Raises `LedgerUnavailable` or `LedgerBroken` if the intent cannot be recorded; then the deed is not
         called. Raises any exception of the deed. Raises `LedgerUnavailable`, with a message that says so, if the deed was done but its
         outcome could not be recorded.
         """
-        verdict = self._settled(action, decide(self.policy, self._grants, action, now=self._clock()), details)
+        verdict = self._settled(action, decide(self.policy, self._grants, action, now=self._clock()), details, wanted)
         facts, rule = canonical_form(action), verdict.because.rule
         digest = digest_of_form(facts)  # the same as `action.digest()`, but the form is made only once
         if not isinstance(verdict, Allow):
@@ -136,6 +139,14 @@ class Gate:
         self._ledger.record(RefusalEvent(facts, digest, self._digest, verdict.because.rule, verdict.because.why, self._sandbox))
         raise Denied(f"denied: {verdict.because.why}", verdict=verdict, hint=verdict.because.remedy)
 
+    def pre_approval(self, action: Action, *, again: bool = False) -> Granted | Refused | None:
+        """Return what the capabilities of the sandbox say of an action, without a question; None if none speaks of it.
+
+        A use is counted, unless the same action goes on and is looked at `again`. Nothing is recorded. Raises OSError.
+        """
+        look = getattr(self._approver, "pre_approval", None)  # an application's own approver has none
+        return None if look is None else look(action, again=again)
+
     def end(self) -> None:
         """Revoke all approvals given so far, so that the same actions need approval again."""
         if self._approver is not None:
@@ -151,12 +162,12 @@ class Gate:
         if intent is not None:
             self._ledger.record(OutcomeEvent(intent, ended, facts, self._sandbox), lasting=True)
 
-    def _settled(self, action: Action, verdict: Verdict, details: Callable[[], str]) -> Allow | Deny:
+    def _settled(self, action: Action, verdict: Verdict, details: Callable[[], str], wanted: Callable[[], bool] | None) -> Allow | Deny:
         match verdict:
             case Allow() | Deny():
                 return verdict
             case Ask():
-                return self._answered(action, verdict, details)
+                return self._answered(action, replace(verdict, wanted=wanted), details)
             case _:
                 assert_never(verdict)
 
@@ -175,7 +186,7 @@ class Gate:
         except Exception as error:
             return refused(f"and asking failed: {type(error).__name__}")
         if isinstance(answer, Granted) and self._clock() <= deadline:
-            return Allow(Reason("approval", f"approval of {answer.by} ({verdict.because.rule})"))
+            return Allow(Reason("approval", f"approval of {answer.by} ({verdict.because.rule})"), answer.until)
         return refused(f"and it was not approved: {answer.why if isinstance(answer, Refused) else 'no answer came in time'}")
 
     def _record_success(self, intent: int, result: T, describe: Callable[[T], Facts], lasting: bool) -> None:

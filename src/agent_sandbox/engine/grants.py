@@ -2,8 +2,8 @@
 
 Each capability has a directory, which is named by the signature of the grant. It holds the grant, a file of all uses and one for each
 limit on uses, with a byte for each use, and a mark for each revocation. A use is counted, and the count is on disk, before the action: a
-crash in between costs a use and never gives one. A revocation takes effect with the next action. It does not stop a program that runs
-already and asks nothing more.
+crash in between costs a use and never gives one. A revocation takes effect with the next action, and with the next request to a host of
+the capability. It does not stop a program that runs already and asks nothing more.
 """
 
 from __future__ import annotations
@@ -110,10 +110,13 @@ class Capabilities:
         sync_directory(self._directory)
         return token
 
-    def use(self, token: Token, action: Action, *, sandbox: str, counts: Callable[[Word], bool] | None = None) -> Genuine | RefusedToken:
+    def use(
+        self, token: Token, action: Action, *, sandbox: str, counts: Callable[[Word], bool] | None = None, again: bool = False
+    ) -> Genuine | RefusedToken:
         """Return whether the token allows this action, and count the use. Raises OSError if the use cannot be counted.
 
-        `counts` returns whether the grantor's approval counts under the policy. Without `counts`, every grantor's approval counts.
+        `counts` returns whether the grantor's approval counts under the policy. Without `counts`, every grantor's approval counts. An
+        action that goes on and is looked at `again` is no other use.
         """
         check = core.check(self._key, token, action, sandbox=sandbox, now=self._clock())
         if isinstance(check, RefusedToken):
@@ -125,7 +128,27 @@ class Capabilities:
             return RefusedToken("the capability was revoked")
         if counts is not None and ((standing := self._standing(check.names[0])) is None or not counts(standing.word)):
             return RefusedToken("the capability was granted by somebody who may not approve this")
-        return check if self._counted(place, check.counts) else RefusedToken("the capability is used up")
+        return check if again or self._counted(place, check.counts) else RefusedToken("the capability is used up")
+
+    def ended(self, token: Token, action: Action, *, sandbox: str, counts: Callable[[Word], bool] | None = None) -> str:
+        """Return why a token of ours that `use` refused, although it speaks of this action, counts no more; else nothing."""
+        if not core.speaks_of(self._key, token, action, sandbox=sandbox):
+            return ""
+        check = self.use(token, action, sandbox=sandbox, again=True)
+        if isinstance(check, RefusedToken):
+            return check.why
+        standing = self._standing(check.names[0])
+        return "the capability is used up" if counts is None or (standing is not None and counts(standing.word)) else ""
+
+    def opened(self, token: Token, *, sandbox: str) -> tuple[str, ...]:
+        """Return the hosts that a token opens for a sandbox; none if it is no token of ours, for another sandbox, ended or revoked."""
+        check = core.genuine(self._key, token)
+        if isinstance(check, RefusedToken) or not self._clock() < check.until:
+            return ()
+        standing = self._standing(check.names[0])
+        bound = [each.sandbox for each in core.caveats_of(token) if isinstance(each, ForSandbox)]
+        gone = any(os.path.exists(os.path.join(self._directory, check.names[0], _REVOKED + name)) for name in check.names)
+        return core.hosts_of(token) if standing is not None and not gone and {*bound} == {sandbox} else ()
 
     def revoke(self, token_or_name: Token | str, *, by: str) -> None:
         """Revoke a capability. The revocation is recorded first.

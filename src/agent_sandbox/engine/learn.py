@@ -55,7 +55,8 @@ def propose(runs: Sequence[ObservedRun], policy: Policy, *, project: str, home: 
     starts = tuple(dict.fromkeys(ran.work.cwd for ran in runs if ran.work.cwd is not None))
     place = RunContext(project, home, starts, given, policy.files, policy.limits)
     created = {path for path, nature in natures.items() if nature is Nature.MADE}
-    return learn(seen, natures, place, _programs(runs, project, created), _spent(runs), leads)
+    made, untold = [each for ran in runs for each in ran.outcome.requests], sum(ran.outcome.untold for ran in runs)
+    return learn(seen, natures, place, _programs(runs, project, created), _spent(runs), leads, made, untold)
 
 
 def difference(first: Outcome, again: Outcome) -> str:

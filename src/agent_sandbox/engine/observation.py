@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 
 from agent_sandbox._fast.values import TYPE_CHECKING, replace
 from agent_sandbox.engine.attachments import Attachment
-from agent_sandbox.kernel.doors import RESOLVER_PORT
+from agent_sandbox.kernel.doors import OWN_ADDRESS, RESOLVER_PORT, proxy_port
 from agent_sandbox.kernel.mount_plan import Bind, Copies, NewFile, Overlay, Symlink
 from agent_sandbox.ledger.event import Facts
 from agent_sandbox.policy.model import Policy
@@ -76,6 +76,8 @@ def with_flows(observed: Iterable[Observed], flows: Iterable[FlowRecord], ports:
     kept: list[Observed] = []
     programs: dict[int, set[str]] = {}
     for each in observed:
+        if each.kind == CONNECT and each.target == f"{OWN_ADDRESS}:{proxy_port(ports)}":
+            continue  # what it asked our proxy for is a flow
         port = int(each.target.rpartition(":")[2]) if each.kind == CONNECT else RESOLVER_PORT if each.kind == RESOLVE else 0
         if port == RESOLVER_PORT or port in ports:
             programs.setdefault(port, set()).add(each.program)

@@ -15,16 +15,32 @@ COMPILED = "dlp-rules"  # the name of the file with the compiled rules of the se
 
 
 @dataclass(frozen=True)
+class ShownFile:
+    """A file that a run is shown with another content: `link` is where the content lies in the view, and `path` becomes a link to it."""
+
+    path: str
+    link: str
+    mode: int
+    content: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
 class Provisions:
     """The secrets that are put in on the way out, names and values that must not leave, and paths and texts of tables of rules.
 
-    `state` is a directory of the user's own, in which compiled rules are kept; empty: nowhere.
+    `indexes` are secrets that no variable stands for: the run sees their placeholders in `files`. `roots` are hosts, each with the
+    certificates that its own is verified with, in PEM. `state` is a directory of the user's own, in which compiled rules are kept; empty:
+    nowhere. `notes` are sentences for the caller.
     """
 
     secrets: tuple[BoundSecret, ...] = ()
     own: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     tables: tuple[tuple[str, str], ...] = ()
     state: str = ""
+    indexes: tuple[BoundSecret, ...] = ()
+    files: tuple[ShownFile, ...] = ()
+    roots: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    notes: tuple[str, ...] = ()
 
     def open_compiled(self) -> int | None:
         """Return a descriptor of the file with the compiled rules; None if there can be none that is this user's alone."""

@@ -153,7 +153,8 @@ def write(record: Record, path: str) -> None:
 def check_place(path: str) -> None:
     """Raise `RecordError` if a record cannot be written to this path."""
     directory = os.path.dirname(os.path.abspath(path))
-    if not os.access(directory, os.W_OK | os.X_OK) or os.path.isdir(path):
+    other = os.path.lexists(path) and (os.path.islink(path) or not os.path.isfile(path))  # a device or a link would be replaced
+    if other or not os.access(directory, os.W_OK | os.X_OK):
         raise RecordError(f"no record can be written to {path!r}", hint="name a file in a directory of yours")
 
 

@@ -152,7 +152,9 @@ def question_of(work: submitted.Work, policy: Policy, *, stored: bool, turns: bo
     placed = file is not None and "__file__" in getattr(work.what, "source", "")
     given = frozenset({MODULE} if work.tools else ())
     asked = Workload(language, getattr(work.what, "source", ""), repeatable, local, given, turns, placed)
-    return RoutingQuestion(asked, Demands(work.terminal is not None, policy.system, work.watch_reads, work.observe, work.preload))
+    return RoutingQuestion(
+        asked, Demands(work.terminal is not None, policy.system, work.watch_reads, work.observe, work.preload, bool(work.publish))
+    )
 
 
 def lack_of(

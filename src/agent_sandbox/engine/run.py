@@ -30,6 +30,7 @@ from agent_sandbox.workspace.view.plan import MachineFacts
 
 if TYPE_CHECKING:
     from agent_sandbox.engine.code_check import EarlyLook
+    from agent_sandbox.engine.network_control import NetworkControl
     from agent_sandbox.runtime.base import Guest
     from agent_sandbox.workspace.store import SandboxState
 
@@ -44,7 +45,8 @@ class Session:
 
     If another process uses the stored sandbox, `on_busy` is called with the `Busy` error and `run` waits. Without `on_busy`, `run` raises
     `Busy`. `beside` does slow work in the background; without `beside`, the slow work is done before the run. `early` checks code before it
-    runs. `asked_ns` is when a single run was asked for: see `Stored.for_run`. `provisions` are for the egress, if there is a network.
+    runs. `asked_ns` is when a single run was asked for: see `Stored.for_run`. `provisions` are for the egress, if there is a network,
+    and `control` changes what it lets through while runs go on.
     """
 
     gate: Gate
@@ -57,6 +59,7 @@ class Session:
     early: EarlyLook | None = None
     asked_ns: int | None = None
     provisions: Provisions = NO_PROVISIONS
+    control: NetworkControl | None = None
 
     def __post_init__(self) -> None:
         self._planner = LaunchPlanner(self.gate.policy, self.project, self.look)
@@ -140,7 +143,10 @@ class Session:
         if isinstance(action, UseFile):  # the code is ours: see `engine.file_access`
             return action
         if self.early is not None:
-            self.early.check(self.gate, work.what, action)
+            policy = self.policy
+            if self.control is not None:  # a host that was opened meanwhile is no reason to warn
+                policy = replace(policy, network=self.control.in_force(policy.network))
+            self.early.check(self.gate, work.what, action, policy)
         if not (isinstance(work.what, Code) and isinstance(action, RunCode) and action.language == "bash"):
             return action
         if not (programs.restricts or asks.asks):

@@ -25,6 +25,7 @@ from glob import escape, glob
 from hashlib import sha1
 
 from agent_sandbox._fast.values import replace
+from agent_sandbox.engine.provisions import ShownFile
 from agent_sandbox.kernel.ids import FIRST_ID
 from agent_sandbox.kernel.mount_plan import MountPlan, Overlay, Step, Symlink
 from agent_sandbox.kernel.wire import TRUST
@@ -41,6 +42,7 @@ VARIABLES = (
     "CURL_CA_BUNDLE",
     "PIP_CERT",
     "NODE_EXTRA_CA_CERTS",
+    "npm_config_cafile",  # npm asks for no other where a .npmrc names a file
     "GIT_SSL_CAINFO",
     "AWS_CA_BUNDLE",
     "CARGO_HTTP_CAINFO",
@@ -86,20 +88,22 @@ def system_roots() -> bytes:
     return b""
 
 
-def trusting(plan: MountPlan, project: str | None, env: Mapping[str, str]) -> MountPlan:
-    """Return the plan of a view in which the trust stores that it shows are links to ours."""
+def trusting(plan: MountPlan, project: str | None, env: Mapping[str, str], files: Iterable[ShownFile] = ()) -> MountPlan:
+    """Return the plan of a view in which the trust stores that it shows are links to ours, and so are these files, hidden or not."""
     named = tuple(env[name] for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if os.path.isabs(env.get(name, "")))
-    known = _known_stores(project, named, int(time.monotonic() / KNOWN_SECONDS))
+    instead = {file.path: file.link for file in files}
+    known = {**_known_stores(project, named, int(time.monotonic() / KNOWN_SECONDS)), **instead}
     places = {step.target: step for step in plan.steps if hasattr(step, "target") and step.target not in known}
     above = {path: max((target for target in places if contains(target, path)), key=len, default="") for path in known}
-    added: dict[str, list[tuple[str, str]]] = {}
+    added: dict[str, tuple[list[tuple[str, str]], list[tuple[str, str]]]] = {}
     for path, ours in known.items():
-        added.setdefault(above[path], []).append((os.path.relpath(path, above[path] or "/"), ours))
+        added.setdefault(above[path], ([], []))[path in instead].append((os.path.relpath(path, above[path] or "/"), ours))
 
     def changed(step: Step) -> Iterator[Step]:
         target = getattr(step, "target", None)
         if target not in known:
-            yield replace(step, links_over=tuple(added[step.target])) if isinstance(step, Overlay) and target in added else step
+            over, shown = (tuple(each) for each in added.get(str(target), ((), ())))
+            yield replace(step, links_over=over, links_instead=shown) if isinstance(step, Overlay) and (over or shown) else step
         elif not isinstance(places.get(above[target]), Overlay):  # a file on its own, in a directory that the view makes
             yield Symlink(target, known[target])
 
@@ -140,12 +144,16 @@ def _files(pattern: str) -> Iterable[str]:
     return sorted({os.path.realpath(path) for path in glob(pattern) if os.path.isfile(path)})
 
 
-def write_trust(directory: int, roots: bytes, authority: bytes) -> None:
-    """Write the files of a run into its private directory: the roots of the machine, and the certificate of its egress. Raises OSError."""
-    for name, content in ((BUNDLE, roots + authority), (KEY_STORE, key_store(roots, authority))):
+def write_trust(directory: int, roots: bytes, authority: bytes, files: Iterable[ShownFile] = ()) -> None:
+    """Write the files of a run into its private directory: the roots of the machine with the certificate of its egress, and these files.
+
+    Raises OSError.
+    """
+    certificates = ((BUNDLE, 0o644, roots + authority), (KEY_STORE, 0o644, key_store(roots, authority)))
+    for name, mode, content in (*certificates, *((each.link, each.mode, each.content) for each in files)):
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-        with open(os.open(os.path.basename(name), flags, 0o644, dir_fd=directory), "wb") as file:
-            os.fchmod(file.fileno(), 0o644)
+        with open(os.open(os.path.basename(name), flags, mode, dir_fd=directory), "wb") as file:
+            os.fchmod(file.fileno(), mode)
             if os.geteuid() == 0:  # the guest's own root may write to them, as tools that add certificates do: it is lost with the run
                 os.fchown(file.fileno(), FIRST_ID, FIRST_ID)
             file.write(content)

@@ -17,8 +17,11 @@ from agent_sandbox.workspace.changes import ChangeSet, Contents
 if TYPE_CHECKING:
     from typing import Any
 
-    from agent_sandbox.egress.orders import FlowRecord
+    from agent_sandbox.egress.orders import FlowRecord, RequestMade
     from agent_sandbox.engine.attachments import Attachment
+    from agent_sandbox.engine.exchange_records import ExchangeOptions
+    from agent_sandbox.engine.publish import PublishedRecord
+    from agent_sandbox.policy.publications import Publication
     from agent_sandbox.runtime.base import Completed, Guest
     from agent_sandbox.runtime.observe import Observed
 
@@ -65,8 +68,13 @@ class Work:
     observe: bool = False  # fill `Outcome.observed` with the attempts of the run
     log_observed: bool = False  # also record the attempts in the ledger
     record: str = ""  # of a deterministic run: the file to write its record to
+    exchanges: ExchangeOptions | None = None  # of a run with a network: where its exchanges are recorded, and what answers them
     ends: float | None = None  # the latest end by the monotonic clock, including time that the run waits for the host
     left: Callable[[], float] | None = None  # a further limit on wall time: called when the run starts, returns seconds; 0 if none are left
+    publish: tuple[
+        Publication, ...
+    ] = ()  # ports of the machine that lead to servers of the run; the policy must permit inbound connections
+    on_publish: Callable[[Publication], None] | None = None  # called when such a port is open
     attachments: tuple[Attachment, ...] = ()  # further attachments, besides those that the fields above need
 
     def text(self) -> str:
@@ -108,6 +116,9 @@ class Outcome:
     inputs: bytes = b""  # see `Completed`
     observed: tuple[Observed, ...] = ()  # its attempts, each once, in the order of first appearance
     network: tuple[FlowRecord, ...] = ()  # its connections and queries, in the order in which they ended
+    published: tuple[PublishedRecord, ...] = ()  # how its published ports were used
+    requests: tuple[RequestMade, ...] = ()  # of an observed run with a network: those that the policy allowed, each once
+    untold: int = 0  # how many more there were
     listed: bool = False  # whether `changes` are known: those of a kept sandbox are not looked for after each run
 
     @classmethod

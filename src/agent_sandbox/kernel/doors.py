@@ -4,6 +4,9 @@ The namespace has only its loopback device. Init makes every address of the worl
 policy names, and hands the listeners to the supervisor. Who accepts on them is outside of the namespace, so nothing of ours runs beside the
 guest, and no packet ever leaves the namespace. A connection to any other port, and every datagram but a query for a name, is refused at
 once by the kernel, because nobody listens.
+
+Two more listeners are there: for queries over TCP at every address, and for programs that use a proxy, at `OWN_ADDRESS` alone. The kernel
+gives a port of all addresses to one listener. So a server of the guest cannot have a port that the policy names, not even on 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -12,19 +15,22 @@ import errno
 import os
 import socket
 import struct
+from collections.abc import Collection
 from contextlib import suppress
 
 from agent_sandbox._fast.values import dataclass
 from agent_sandbox.kernel.wire import TRUST, close_all
 
 OWN_ADDRESS = "198.18.0.1"  # of the range for tests (RFC 2544): with it, the C library asks for names although only loopback is there
-RESOLVER_PORT = 53
+RESOLVER_PORT, PROXY_PORT = 53, 3128
 MOST_PORTS = 100  # whose listeners still fit into one message to the supervisor
 _BACKLOG = 128
 _NEW_ADDRESS, _NEW_ROUTE = 20, 24  # RTM_NEWADDR, RTM_NEWROUTE
 _REQUEST = 0x1 | 0x4 | 0x400  # NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE
 _LOCAL_TABLE, _BY_BOOT, _HOST_SCOPE, _LOCAL = 255, 3, 254, 2  # RT_TABLE_LOCAL, RTPROT_BOOT, RT_SCOPE_HOST, RTN_LOCAL
 _OUT_INTERFACE = 4  # RTA_OIF
+FOURTH, SIXTH = b"4", b"6"  # ask for a socket of IPv4, and of IPv6
+_FAMILIES = {FOURTH: socket.AF_INET, SIXTH: socket.AF_INET6}
 _IP_PKTINFO, _IPV6_RECVPKTINFO, _IPV6_FREEBIND = 8, 49, 78
 
 
@@ -82,17 +88,45 @@ def open_doors(ports: tuple[int, ...], trust: int = -1) -> Doors:
         resolvers = [_resolver(socket.AF_INET, "0.0.0.0", opened)]
         with suppress(OSError):
             resolvers.append(_resolver(socket.AF_INET6, "::", opened))
-        return Doors(tuple(resolvers), tuple(_listener(port, opened) for port in ports), trust)
+        listeners = [_listener(port, opened) for port in dict.fromkeys((*ports, RESOLVER_PORT))]
+        return Doors(tuple(resolvers), (*listeners, _proxy(proxy_port(ports), opened)), trust)
     except OSError:
         for each in opened:
             os.close(each)
         raise
 
 
+def proxy_port(ports: Collection[int]) -> int:
+    """Return the port of the proxy at `OWN_ADDRESS`: the first that the policy does not name."""
+    return next(port for port in range(PROXY_PORT, PROXY_PORT + MOST_PORTS + 1) if port not in ports)
+
+
 def make_trust_directory() -> int:
     """In init, in the view: make the directory for the certificates that programs are to trust. Return it. Raises OSError."""
     os.mkdir(TRUST, 0o755)
     return os.open(TRUST, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def give_sockets(link: socket.socket) -> bool:
+    """In init: send an unconnected socket of this namespace for a byte that asks for one. Return False once nobody asks any more.
+
+    If none can be made, the byte goes back alone. A socket stays in the namespace that it was made in, so who receives it can connect to
+    servers of the guest, and to nothing else.
+    """
+    try:
+        asked = link.recv(1)
+        if asked not in _FAMILIES:
+            return False
+        try:
+            made = socket.socket(_FAMILIES[asked], socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        except OSError:
+            link.send(asked, socket.MSG_DONTWAIT)
+            return True
+        with made:
+            socket.send_fds(link, [asked], [made.fileno()], socket.MSG_DONTWAIT)
+    except OSError:  # nobody is there, or takes what it asked for
+        return False
+    return True
 
 
 def give_loopback(address: str) -> None:
@@ -141,8 +175,17 @@ def _listener(port: int, opened: list[int]) -> int:
         sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
     except OSError:
         sock, everywhere = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK), "0.0.0.0"
+    return _listening(sock, everywhere, port, opened)
+
+
+def _proxy(port: int, opened: list[int]) -> int:
+    """Listen on a port of our own address."""
+    return _listening(socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK), OWN_ADDRESS, port, opened)
+
+
+def _listening(sock: socket.socket, address: str, port: int, opened: list[int]) -> int:
     with sock:
-        sock.bind((everywhere, port))
+        sock.bind((address, port))
         sock.listen(_BACKLOG)
         opened.append(sock.detach())
     return opened[-1]

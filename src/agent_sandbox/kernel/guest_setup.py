@@ -101,8 +101,11 @@ def become_init(seat: Seat, identity: Identity, program: Program) -> NoReturn:
         if guest == 0:
             _become_guest(seat, program, request, stdio, farewell_writer, rules, gated=plan.code is not None)
         wire.close_all((*stdio, seat.payload.detach(), *([] if farewell_writer is None else [farewell_writer])))
-        watch = Watch(guest, request, layers, [step.target for step in plan.steps if isinstance(step, mount_plan.Tmpfs)], farewell_reader)
-        opened = [*nameservers.sockets, *outlets.all, *([] if master is None else [master])]
+        asking, asked = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) if request["inward"] else (None, None)
+        private = [step.target for step in plan.steps if isinstance(step, mount_plan.Tmpfs)]
+        watch = Watch(guest, request, layers, private, farewell_reader, asked)
+        inward = [] if asking is None else [asking.detach()]
+        opened = [*nameservers.sockets, *outlets.all, *inward, *([] if master is None else [master])]
         ready = {"kind": "ready", "notes": notes, "asked": len(nameservers.sockets), "search": nameservers.search}
         ready["doors"] = outlets.counts
         wire.send(seat.control, {**ready, "shares_proc": site.shares_proc}, [*([layers] if request["readable"] else []), *opened])

@@ -18,6 +18,7 @@ from contextlib import suppress
 from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.kernel import usage, wire
 from agent_sandbox.kernel.counters import CounterWatch
+from agent_sandbox.kernel.doors import give_sockets
 from agent_sandbox.kernel.wire import FAREWELL, GO, NOT_COUNTED, ORDER, SIGNAL
 
 if TYPE_CHECKING:
@@ -32,10 +33,22 @@ FORGOTTEN = 900.0  # seconds after which a guest that never gets GO is ended
 class Watch:
     """Watches the guest's main program, and checks at every tick the limits that the kernel does not enforce here."""
 
-    def __init__(self, guest: int, request: dict[str, Any], layers: int, private: Iterable[str], farewell: int | None) -> None:
-        """Prepare the checks. `private` are the view's own tmpfs directories. On the pipe `farewell`, a wasm guest reports its own end."""
+    def __init__(
+        self,
+        guest: int,
+        request: dict[str, Any],
+        layers: int,
+        private: Iterable[str],
+        farewell: int | None,
+        asked: socket.socket | None = None,
+    ) -> None:
+        """Prepare the checks. `private` are the view's own tmpfs directories. On the pipe `farewell`, a wasm guest reports its own end.
+
+        On the socket `asked`, the supervisor asks for sockets of the guest's network.
+        """
         self.guest = guest
         self.farewell = farewell
+        self.asked = asked
         self.read_afterwards = request["readable"]
         self._reported: list[Any] = [0.0, 0, NOT_COUNTED]
         self.layers = layers
@@ -154,6 +167,9 @@ def _watch(watch: Watch, control: socket.socket, keeper: int, supervisor: int) -
     farewell_fd = watch.farewell
     for fd in (woken, control.fileno(), keeper, supervisor, *([] if farewell_fd is None else [farewell_fd])):
         poller.register(fd, select.POLLIN)
+    asked = watch.asked
+    if asked is not None:
+        poller.register(asked, select.POLLIN)
     # Rehearse poll and report once, while nobody waits for the result: the second time is faster, because memory pages are our own then.
     poller.poll(0)
     wire.pack(watch.report(0, *watch.look(), 0.0))
@@ -181,6 +197,9 @@ def _watch(watch: Watch, control: socket.socket, keeper: int, supervisor: int) -
                 reason, hit = "killed", "supervisor"
         if woken in ready:
             os.read(woken, 4096)
+        if asked is not None and asked.fileno() in ready and not give_sockets(asked):
+            poller.unregister(asked)
+            asked = None
         if farewell_fd in ready:
             poller.unregister(farewell_fd)
             status = watch.take_farewell()

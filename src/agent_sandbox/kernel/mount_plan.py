@@ -111,6 +111,7 @@ class Overlay:
     files: tuple[str, ...] = ()  # the same for single files
     links: tuple[tuple[str, str], ...] = ()  # and for links, each with its target
     links_over: tuple[tuple[str, str], ...] = ()  # regular files that are shown as links instead, each with its target
+    links_instead: tuple[tuple[str, str], ...] = ()  # files that are shown as links even if they are hidden, each with its target
     stand_ins: tuple[str, ...] = ()  # directories of other owners that the guest may write to; see `workspace.view.plan`
     writable: bool = True
     # True: a failed mount fails the plan. False: show an empty directory and note it, or show nothing if the source has gone meanwhile.

@@ -46,6 +46,7 @@ from agent_sandbox.kernel.mount_tools import (
     directory_for,
     file_for,
     fill_mask_layer,
+    link_instead,
     link_over,
     make_layer,
     mount_overlay,
@@ -152,9 +153,10 @@ def _overlay(step: Overlay, site: Site) -> None:
         os.mkdir(lower)
         attach_clone(step.source, lower, site.userns, writable=False)
         lowers = [lower]
-        if step.masks or step.stand_ins or step.links_over or not step.writable:  # an overlay without an upper directory needs two layers
+        made = (*step.links_over, *step.links_instead)
+        if step.masks or step.stand_ins or made or not step.writable:  # an overlay without an upper directory needs two layers
             make_layer(mask_layer, lower)
-            parents = (*step.stand_ins, *(os.path.dirname(place) for place, _ in step.links_over))
+            parents = (*step.stand_ins, *(os.path.dirname(place) for place, _ in made))
             fill_mask_layer(mask_layer, lower, step.masks, site, stand_ins=parents)
             for place in (*step.places, *map(os.path.dirname, step.files)):
                 os.makedirs(f"{mask_layer}/{place}", exist_ok=True)
@@ -164,6 +166,8 @@ def _overlay(step: Overlay, site: Site) -> None:
                 os.symlink(to, f"{mask_layer}/{place}")
             for place, to in step.links_over:
                 link_over(f"{mask_layer}/{place}", f"{lower}/{place}", to, site.shift)
+            for place, to in step.links_instead:
+                link_instead(f"{mask_layer}/{place}", to, site.shift)
             lowers.insert(0, mask_layer)
         mount_overlay(lowers, step.key, step.target, step.writable, site)
     except OSError as error:

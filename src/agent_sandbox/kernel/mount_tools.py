@@ -303,6 +303,16 @@ def link_over(place: str, real: str, to: str, shift: int) -> None:
                 os.lchown(place, shift, shift)
 
 
+def link_instead(place: str, to: str, shift: int) -> None:
+    """Make a link in a mask layer that covers a file, whether a mask hides it or not. Nothing appears in a directory that is hidden."""
+    with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        with suppress(FileNotFoundError):
+            os.unlink(place)  # the whiteout
+        os.symlink(to, place)
+        if shift:
+            os.lchown(place, shift, shift)
+
+
 def copy_entry(source: int, entry: str, place: str, shift: int) -> None:
     """Copy one entry below a directory: an empty directory, a regular file or a symlink. Follows no link: names may change meanwhile."""
     resolve = sc.RESOLVE_BENEATH | sc.RESOLVE_NO_SYMLINKS | sc.RESOLVE_NO_MAGICLINKS

@@ -28,8 +28,10 @@ _ACTIONS = {
     "Undo": ("promotion", "undo"),
     "CallTool": ("tool", "call_tool"),
     "UseFile": ("file", "use_file"),
+    "OpenNetwork": ("network", "open_network"),
+    "Connect": ("network", "connect"),
 }
-_FLOWS = ("flow", "repeated", "lost")  # of the network of a run
+_FLOWS = ("flow", "repeated", "lost", "intent", "published", "visited", "turned-away", "capability")  # of the network of a run
 _OBSERVED = ("file", "process", "network")  # observations from a run that is watched closely
 CATEGORIES = (
     *("process", "code", "promotion", "tool", "file", "network", "capability", "approval", "elevation", "outcome", "ledger"),
@@ -263,9 +265,14 @@ def _deed(facts: Mapping[str, Any] | Cut) -> tuple[str, str, str]:
             return category, action, _words(facts.get("argv", ()))
         case "RunCode":
             return category, action, f"{_text(facts.get('language', ''))} {_text(facts.get('source_sha256', ''))[:12]}"
+        case "OpenNetwork":
+            return category, action, _words(facts.get("hosts", ()))
         case "UseFile":
             operation = _text(facts.get("operation", ""))
             return category, f"{operation}_file" if operation.isalpha() else action, _text(facts.get("path", ""))
+        case "Connect":
+            words = (facts.get(name, "") for name in ("method", "host", "path", "data"))
+            return category, action, " ".join(filter(None, map(_text, words)))
         case _:
             return category, action, _text(facts.get("root", facts.get("tool", "")))
 

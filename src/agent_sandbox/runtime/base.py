@@ -176,12 +176,14 @@ class Confined:
 
     `process` is the pid of a process in the guest's namespaces, given for launches with `inspect`; `/proc/PID/root` shows the guest's
     files. `layers` is a descriptor of the guest's upper layers, open as long as the guest; None when nothing can be written. `doors` are
-    those of a launch with `network`; their receiver closes them.
+    those of a launch with `network`, and `inward` is a socket of a launch with `inward`, from which sockets of the guest's network are
+    received (`kernel.doors.give_sockets`). Who receives them closes them.
     """
 
     process: int | None
     layers: int | None
     doors: Doors | None = None
+    inward: int | None = None
 
 
 @dataclass(frozen=True)
@@ -211,6 +213,7 @@ class Launch:
     watch_inputs: bool = False  # fill `Completed.inputs`; only in a deterministic run
     observe: bool = False  # fill `Completed.observed`
     network: tuple[int, ...] = ()  # the ports at which connections to any address arrive at `Confined.doors`; empty for no network
+    inward: bool = False  # give `Confined.inward`: servers of the guest are to be reached from outside
     on_output: Callable[[str, bytes], None] | None = None
     collect: bool = True
     inspect: bool = False  # `on_ready` needs a process in the guest's namespaces
@@ -243,11 +246,12 @@ class Demands:
     inspect: bool = False
     observe: bool = False
     preload: tuple[str, ...] = ()
+    inward: bool = False
 
     @classmethod
     def of(cls, launch: Launch) -> Demands:
         """Return the demands of a launch."""
-        return cls(launch.terminal is not None, launch.system, launch.inspect, launch.observe, launch.preload)
+        return cls(launch.terminal is not None, launch.system, launch.inspect, launch.observe, launch.preload, launch.inward)
 
 
 @dataclass(frozen=True)

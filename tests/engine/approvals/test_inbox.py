@@ -68,6 +68,28 @@ def test_nobody_answering_is_a_refusal(desk: Desk) -> None:
     assert desk.noted() == ["approval.asked", "approval.unanswered"] and desk.left() == []
 
 
+def test_a_question_that_nobody_waits_for_any_more_is_taken_back_and_cannot_be_answered(desk: Desk) -> None:
+    waits, shown = [True], []
+
+    def leave() -> None:
+        shown.extend(desk.inbox.waiting())
+        waits.clear()
+
+    desk.somebody = leave
+    assert desk.inbox.ask(question(), lambda: bool(waits)) == Refused("nobody waits for the answer any more")
+    assert len(shown) == 1 and desk.inbox.waiting() == [] and desk.left() == []
+    with pytest.raises(PolicyError, match="no such question"):
+        desk.inbox.answer(shown[0].name, Decision.ONCE, digest=shown[0].digest, by="alice")
+
+
+def test_an_answer_for_the_run_says_until_when(desk: Desk) -> None:
+    desk.says(Decision.FOR_THIS_RUN)
+    answer = desk.inbox.ask(question())
+    assert isinstance(answer, Granted) and answer.until == desk.now + 3600.0
+    desk.says(Decision.ONCE)
+    assert isinstance(again := desk.inbox.ask(question()), Granted) and again.until == answer.until, "which stands"
+
+
 @pytest.mark.parametrize(
     ("decision", "answer"),
     [(Decision.ONCE, Granted("alice")), (Decision.NO, Refused("alice said no")), (Decision.FOR_THIS_RUN, Granted("alice"))],

@@ -6,6 +6,7 @@ import pytest
 
 from agent_sandbox.engine.simulation import risk
 from agent_sandbox.engine.simulation.risk import Level, Risk
+from agent_sandbox.policy.network_presets import index_hosts
 from agent_sandbox.readers.shell.effects import EffectKind as Does
 from agent_sandbox.workspace.changes import Change, Kind
 from agent_sandbox.workspace.nodes import EntryType, Node
@@ -77,3 +78,25 @@ def test_the_rest_of_a_plan() -> None:
     assert risk.of_unlisted("") == risk.NONE and risk.of_unlisted("too much").level is Level.HIGH
     assert risk.of_unseen("") == risk.NONE and risk.of_unseen("too many").level is Level.MEDIUM
     assert risk.worst([]) == risk.NONE
+
+
+@pytest.mark.parametrize(
+    ("method", "host", "path", "secrets", "level"),
+    [
+        ("GET", index_hosts()[0], "/simple/x/", (), Level.LOW),
+        ("HEAD", next(each for each in index_hosts() if each.startswith("*")).replace("*", "mirror"), "/x", (), Level.LOW),
+        ("GET", index_hosts()[0], "/simple/x/", ("KEY",), Level.MEDIUM),
+        ("GET", "api.example.com", "/", (), Level.MEDIUM),
+        ("GET", "api.example.com", "/", ("KEY",), Level.HIGH),
+        ("POST", "git.example.com", "/x/git-upload-pack", (), Level.MEDIUM),
+        ("POST", "git.example.com", "/x/git-receive-pack", (), Level.HIGH),
+        ("DELETE", index_hosts()[0], "/x", (), Level.HIGH),
+        ("PUT", "api.example.com", "/x", ("KEY",), Level.HIGH),
+    ],
+)
+def test_the_risk_of_a_request_is_by_what_it_can_change_where_and_with_what(
+    method: str, host: str, path: str, secrets: tuple[str, ...], level: Level
+) -> None:
+    found = risk.of_http(method, host, path, secrets)
+    assert found.level is level and found.why
+    assert ("secret" in found.why) is bool(secrets)

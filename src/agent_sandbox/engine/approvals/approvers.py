@@ -54,7 +54,7 @@ class InboxApprover:
             needs=self._needs,
             asker=os.getuid(),
         )
-        return self._inbox.ask(question)
+        return self._inbox.ask(question) if verdict.wanted is None else self._inbox.ask(question, verdict.wanted)
 
     def end(self) -> None:
         """Revoke the approvals that were given for this run. Called when the run is over."""
@@ -83,16 +83,35 @@ class CapabilityApprover:
 
     def ask(self, action: Action, verdict: Ask, deadline: float) -> Granted | Refused:
         """Use the first token that covers this action; if none does, ask the next approver. Raises OSError if a use cannot be counted."""
+        found, why = self._used(action)
+        if found is not None:
+            return found
+        return self._otherwise.ask(action, verdict, deadline) if self._otherwise is not None else Refused(why)
+
+    def pre_approval(self, action: Action, *, again: bool = False) -> Granted | Refused | None:
+        """Return what the tokens say of this action; None if none speaks of it. Nobody is asked.
+
+        A token that speaks of it and counts no more refuses. Set `again` to look at an action that goes on: that is no other use. Raises
+        OSError if a use cannot be counted.
+        """
+        found, _ = self._used(action, again=again)
+        if found is not None:
+            return found
+        ended = (self._capabilities.ended(token, action, sandbox=self._sandbox, counts=self._counts) for token in tuple(self._tokens))
+        return next((Refused(why) for why in ended if why), None)
+
+    def _used(self, action: Action, *, again: bool = False) -> tuple[Granted | None, str]:
+        """Use the first token that covers this action. Returns the approval, and else why there is none."""
         why = "no capability covers it"
         for token in tuple(self._tokens):
-            check = self._capabilities.use(token, action, sandbox=self._sandbox, counts=self._counts)
+            check = self._capabilities.use(token, action, sandbox=self._sandbox, counts=self._counts, again=again)
             if isinstance(check, Genuine):
                 name = check.names[0]
                 if name not in self._marks:  # so that `revoke` can name the processes that still use the capability
                     self._marks[name] = self._capabilities.mark(name)
-                return Granted(f"capability {name}")
+                return Granted(f"capability {name}"), ""
             why = check.why
-        return self._otherwise.ask(action, verdict, deadline) if self._otherwise is not None else Refused(why)
+        return None, why
 
     def end(self) -> None:
         """Remove the in-use marks of the capabilities, and end the next approver. Called when the run is over."""
@@ -128,6 +147,10 @@ class Desk:
     def ask(self, action: Action, verdict: Ask, deadline: float) -> Granted | Refused:
         """Return the answer of the first approver that has one to exactly this action."""
         return self._first.ask(action, verdict, deadline)
+
+    def pre_approval(self, action: Action, *, again: bool = False) -> Granted | Refused | None:
+        """Return what the capabilities say of this action, without a question: see `CapabilityApprover`."""
+        return self._first.pre_approval(action, again=again)
 
     def end(self) -> None:
         """Revoke the approvals of this run, and remove the in-use marks of its capabilities. Called when the run is over.

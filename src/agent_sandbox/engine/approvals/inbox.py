@@ -80,11 +80,14 @@ class Inbox:
         self._on_wait = on_wait
         self._visiting = visiting
 
-    def ask(self, question: Question) -> Granted | Refused:
-        """Write the question, and wait for an answer to exactly this question. Raises what the ledger raises, and OSError."""
-        while self._clock() < question.until:
+    def ask(self, question: Question, wanted: Callable[[], bool] = lambda: True) -> Granted | Refused:
+        """Write the question, and wait for an answer to exactly this question. Raises what the ledger raises, and OSError.
+
+        A question that is no longer `wanted` is taken back.
+        """
+        while self._clock() < question.until and wanted():
             if (found := self._valid(os.path.join(self._standing, question.group()), question)) is not None:
-                return Granted(found[0].by, found[1])  # the person answered the same question earlier in this run
+                return Granted(found[0].by, found[1], found[0].until)  # the person answered the same question earlier in this run
             # A new nonce each time: a consumed answer must not count for the same question asked again.
             question = replace(question, nonce=os.urandom(16).hex())
             waits = self._put(question)
@@ -92,10 +95,11 @@ class Inbox:
                 return waits
             if self._on_wait is not None:
                 self._on_wait(_shown(waits, 1))
-            if (answer := self._awaited(waits)) is not None:
+            if (answer := self._awaited(waits, wanted)) is not None:
                 return answer
-        self._ledger.record(Noted("approval.unanswered", {"digest": question.digest(), "why": "nobody answered"}, question.sandbox))
-        return Refused("nobody answered in time")
+        why = "nobody answered in time" if wanted() else "nobody waits for the answer any more"
+        self._ledger.record(Noted("approval.unanswered", {"digest": question.digest(), "why": why}, question.sandbox))
+        return Refused(why)
 
     def waiting(self) -> list[Waiting]:
         """Return the waiting questions, the oldest first."""
@@ -222,10 +226,10 @@ class Inbox:
     def _places(self) -> list[str]:
         return [os.path.join(self._waiting, name) for name in hex_names(self._waiting, _DIGITS)]
 
-    def _awaited(self, question: Question) -> Granted | Refused | None:
+    def _awaited(self, question: Question, wanted: Callable[[], bool]) -> Granted | Refused | None:
         """Wait for the answer, and return it; None if no answer came in time, or if another asker of the same question used it."""
         place = self._place(question)
-        while self._clock() < question.until:
+        while self._clock() < question.until and wanted():
             if os.path.exists(os.path.join(place, _ANSWER)):
                 answer = self._valid(place, question, refusals=True)
                 if answer is not None:
@@ -257,7 +261,7 @@ class Inbox:
                 with suppress(OSError):  # another waiting process has moved the answer there first
                     os.rename(place, os.path.join(self._standing, question.group()))
                     sync_directory(self._standing)
-                return Granted(answer.by, word)
+                return Granted(answer.by, word, answer.until)
             case Decision.ONCE:
                 try:  # a mark beside the answer: while the answer file exists, nobody can write a second answer
                     os.close(os.open(os.path.join(place, _TAKEN), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
@@ -378,4 +382,6 @@ def _append(path: str) -> None:
 
 def _target(question: Question) -> str:
     argv = question.action.get("argv")
+    if "host" in question.action:
+        return f"{question.action['host']}:{question.action.get('port', '')}"
     return " ".join(map(str, argv)) if isinstance(argv, list) else str(question.action.get("kind", ""))

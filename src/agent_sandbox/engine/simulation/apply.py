@@ -50,18 +50,19 @@ def opened(
     system: bool = False,
     caches: bool = False,
     files_only: bool = False,
+    reruns: bool = False,
     home: str = "",
 ) -> Iterator[Ready]:
     """Open and check the plan whose digest begins with `prefix`, and lock the project's sandbox. Changes nothing yet.
 
     `stored_of` and `policy_of` return the sandbox and the current policy of a project; `runtime` is as for `proposed`. `files_only` accepts
-    a plan that also needs the network. Raises `PolicyError` for a plan that is missing, already begun, altered or out of date. Drift is
-    checked later, by `carry`.
+    a plan that also needs the network. With `reruns`, the caller sends the requests of a plan: see `rerun`. Raises `PolicyError` for a plan
+    that is missing, already begun, altered or out of date. Drift is checked later, by `carry`.
     """
     with plans.opened(prefix) as kept:
         plan = _read(kept)
         stored, policy = stored_of(plan.project), policy_of(plan.project)
-        _refuse_beyond_files(plan, files_only=files_only)
+        _refuse_beyond_files(plan, files_only=files_only, reruns=reruns)
         _refuse_elsewhere(plan, system=system)
         left_out = tuple(_left_out(plan, system=system, caches=caches))
         chosen = {effect.path for effect in plan.files if system or effect.place != "elsewhere"}.difference(left_out)
@@ -100,18 +101,23 @@ def _read(kept: SavedPlan) -> EffectPlan:
         plan = read(kept.text)
     except ValueError as error:
         raise PolicyError(f"the plan cannot be read: {error}", hint="simulate the command again") from error
-    if not plan.files:
+    if not (plan.files or plan.http):
         raise PolicyError("the plan changes no files, so there is nothing to carry out", hint="run the command")
     return plan
 
 
-def _refuse_beyond_files(plan: EffectPlan, *, files_only: bool) -> None:
-    if plan.requests and not files_only:
+def _refuse_beyond_files(plan: EffectPlan, *, files_only: bool, reruns: bool) -> None:
+    if plan.http and not (files_only or reruns):
+        why = f"the plan sends requests, the first of them {plan.http[0].method} {plan.http[0].target}"
+        raise PolicyError(why, hint="files_only=True applies its files alone; to send its requests, run the command")
+    if plan.requests and not plan.http and not files_only:
         raise PolicyError(
-            f"the plan needs the network, and requests are not carried out again: it asked for {', '.join(plan.requests[:5])}"
+            f"the plan needs the network, which it was made without: it asked for {', '.join(plan.requests[:5])}"
             f"{' and more' if len(plan.requests) > 5 else ''}",
-            hint="--files-only applies its file changes alone; or run the command yourself",
+            hint="--files-only applies its file changes alone; or simulate the command with --network",
         )
+    if files_only and not plan.files:
+        raise PolicyError("the plan changes no files", hint="leave out --files-only")
 
 
 def _refuse_elsewhere(plan: EffectPlan, *, system: bool) -> None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from agent_sandbox._fast.encoding import sha256
 from agent_sandbox._fast.values import TYPE_CHECKING, replace
 from agent_sandbox.engine.simulation import risk
-from agent_sandbox.engine.simulation.plan import FileEffect, Input, NetworkRequest, Prediction, ProgramUse, SecretUse
+from agent_sandbox.engine.simulation.plan import FileEffect, HttpRequest, Input, NetworkRequest, Prediction, ProgramUse, SecretUse
 from agent_sandbox.engine.work import Code, Work
 from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.ledger.encoding import without_secrets
@@ -25,6 +25,7 @@ from agent_sandbox.workspace.promotion.inspect import TreeContext, look_at, prot
 from agent_sandbox.workspace.protected import classes_of_all
 
 if TYPE_CHECKING:
+    from agent_sandbox.egress.orders import RequestMade
     from agent_sandbox.runtime.observe import Observed
 
 MOST_READ = 2 << 30  # bytes of all changed files together: a sparse file costs nothing to make, and hours to read
@@ -118,12 +119,24 @@ def programs(observed: Iterable[Observed], read: Understanding | None, *, watche
     return tuple(ProgramUse(path, count, allowed, risk.of_program(allowed)) for (path, allowed), count in times.items())
 
 
-def requests(observed: Iterable[Observed]) -> tuple[NetworkRequest, ...]:
-    """Return the network requests among the observed attempts."""
+def requests(observed: Iterable[Observed], http: Iterable[HttpRequest] = ()) -> tuple[NetworkRequest, ...]:
+    """Return the network requests among the observed attempts. `http` are the requests over HTTP, which have the risk of their hosts."""
+    listed = {f"[{each.host}]:{each.port}" if ":" in each.host else f"{each.host}:{each.port}" for each in http}
+    attempts = [(each, each.allowed and each.target in listed) for each in observed if each.kind in _NETWORK]
     return tuple(
-        NetworkRequest(each.kind, each.target, each.program, each.times, risk.of_request(each.kind, each.target), each.allowed)
-        for each in observed
-        if each.kind in _NETWORK
+        NetworkRequest(each.kind, each.target, each.program, each.times, risk.of_request(each.kind, each.target, listed=told), each.allowed)
+        for each, told in attempts
+    )
+
+
+def http_requests(made: Iterable[RequestMade]) -> tuple[HttpRequest, ...]:
+    """Return the requests over HTTP of a run, with their risks."""
+    return tuple(
+        HttpRequest(
+            *(each.method, each.name, each.port, each.tls, each.path, each.times, each.left, each.secrets),
+            risk.of_http(each.method, each.name, each.path, each.secrets),
+        )
+        for each in made
     )
 
 

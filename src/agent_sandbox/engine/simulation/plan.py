@@ -13,7 +13,7 @@ from agent_sandbox.engine.simulation.risk import NONE, Level, Risk, of_deletions
 if TYPE_CHECKING:
     from typing import Any
 
-FORMAT = 1
+FORMAT = 2
 NOTHING_WAITS, BARE = "", "bare"  # as the base of a plan: an empty sandbox, and none at all
 
 
@@ -57,6 +57,46 @@ class NetworkRequest:
     times: int = 1
     risk: Risk = NONE
     allowed: bool = False
+
+
+@dataclass(frozen=True)
+class HttpRequest:
+    """A request over HTTP that the policy allows. `sent` is whether the simulation sent it; if not, carrying the plan out would.
+
+    `path` is without the query; empty if it cannot be told. `secrets` are the names of those that were put in.
+    """
+
+    method: str
+    host: str
+    port: int
+    tls: bool
+    path: str
+    times: int = 1
+    sent: bool = False
+    secrets: tuple[str, ...] = ()
+    risk: Risk = NONE
+
+    @property
+    def target(self) -> str:
+        """The address, without the port if it is the usual one, and without the query."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        port = "" if self.port == (443 if self.tls else 80) else f":{self.port}"
+        return f"http{'s' if self.tls else ''}://{host}{port}{self.path or '/(withheld)'}"
+
+
+@dataclass(frozen=True)
+class Rerun:
+    """What a run of the same command is given, when a plan with requests is carried out.
+
+    `rules` are the network rules of the simulation as JSON, `apart` is the digest of its other rules. `secrets` are bound secrets as they
+    were written, without values, and `variables` the names of variables that it was handed. `code` is false for a command.
+    """
+
+    rules: str
+    apart: str
+    secrets: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
+    code: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,6 +156,9 @@ class EffectPlan:
     files: tuple[FileEffect, ...] = ()
     programs: tuple[ProgramUse, ...] = ()
     network: tuple[NetworkRequest, ...] = ()
+    http: tuple[HttpRequest, ...] = ()
+    untold: int = 0  # how many more requests over HTTP there were
+    rerun: Rerun | None = None  # of a simulation with a network
     secrets: tuple[SecretUse, ...] = ()
     predicted: tuple[Prediction, ...] = ()
     read: tuple[Input, ...] = ()  # files of the project that the run was observed to read; see `effects.inputs_of`
@@ -132,6 +175,7 @@ class EffectPlan:
         risks += [each.risk for each in self.files]
         risks += [each.risk for each in self.programs]
         risks += [each.risk for each in self.network]
+        risks += [each.risk for each in self.http]
         risks += [each.risk for each in self.secrets]
         return worst([*risks, *(each.risk for each in self.predicted)])
 
@@ -202,7 +246,8 @@ def read(text: str) -> EffectPlan:
 
 
 _KINDS: dict[str, Any] = {
-    kind.__name__: kind for kind in (EffectPlan, FileEffect, ProgramUse, NetworkRequest, SecretUse, Prediction, Input, Ended, Risk)
+    kind.__name__: kind
+    for kind in (EffectPlan, FileEffect, ProgramUse, NetworkRequest, HttpRequest, Rerun, SecretUse, Prediction, Input, Ended, Risk)
 }
 
 

@@ -11,6 +11,9 @@ from collections.abc import Collection, Iterable
 from enum import Enum
 
 from agent_sandbox._fast.values import dataclass
+from agent_sandbox.policy.hosts import covers
+from agent_sandbox.policy.network import only_reads
+from agent_sandbox.policy.network_presets import index_hosts
 from agent_sandbox.readers.shell.effects import EffectKind as Does
 from agent_sandbox.workspace.changes import Change, Kind
 from agent_sandbox.workspace.nodes import EntryType
@@ -104,14 +107,28 @@ def of_program(allowed: bool) -> Risk:
     return NONE if allowed else Risk(Level.MEDIUM, "the policy does not allow it")
 
 
-def of_request(kind: str, target: str) -> Risk:
-    """Return the risk of a network request."""
+def of_request(kind: str, target: str, *, listed: bool = False) -> Risk:
+    """Return the risk of a connection, a looked-up name or an opened port. If its requests are `listed`, they have the risk."""
     host = target if kind == "resolve" else target.rpartition(":")[0]
     if host in _METADATA:
         return Risk(Level.HIGH, "the machine's credentials are handed out there")
     if kind == "listen":
         return Risk(Level.LOW, "it waits for others to connect, inside the sandbox")
-    return Risk(Level.MEDIUM, "it would use the network")
+    return NONE if listed else Risk(Level.MEDIUM, "it would use the network")
+
+
+def of_http(method: str, host: str, path: str, secrets: Collection[str]) -> Risk:
+    """Return the risk of a request over HTTP.
+
+    Reading from a public index of packages is low, reading elsewhere medium, because the address itself may say something, and whatever may
+    change something at the host is high. A secret in the request makes it a level higher.
+    """
+    if not only_reads(method, path):
+        return Risk(Level.HIGH, f"it may change something at the host ({method}){', with a secret' if secrets else ''}")
+    index = covers(index_hosts(), host)
+    if secrets:
+        return Risk(Level.MEDIUM if index else Level.HIGH, "it reads with a secret" + (" from an index of packages" if index else ""))
+    return Risk(Level.LOW, "it reads from an index of packages") if index else Risk(Level.MEDIUM, "it reads from a host")
 
 
 def of_secret(kind: str, why: str) -> Risk:

@@ -11,15 +11,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
-from agent_sandbox._fast.encoding import canonical_form, digest_of_form, sha256
+from agent_sandbox._fast.encoding import as_json, canonical_form, digest_of_form, sha256
 from agent_sandbox._fast.values import dataclass, replace
 from agent_sandbox.engine.plan_launch import SCRATCH
 from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.simulation import effects, git, risk
-from agent_sandbox.engine.simulation.plan import BARE, NOTHING_WAITS, EffectPlan, Ended, FileEffect
+from agent_sandbox.engine.simulation.plan import BARE, NOTHING_WAITS, EffectPlan, Ended, FileEffect, Rerun
 from agent_sandbox.engine.work import Code, Outcome, Work
 from agent_sandbox.errors import Busy, WorkspaceError
-from agent_sandbox.policy.model import Policy
+from agent_sandbox.policy.model import CLONED_LIMITS, OFFLINE, Policy, with_network
 from agent_sandbox.runtime.observe import NOT_ALL
 from agent_sandbox.workspace.changes import ChangeSet, Contents
 from agent_sandbox.workspace.promotion.inspect import TreeContext
@@ -50,19 +50,23 @@ def simulated(
     governed: str,
     on_busy: Callable[[Busy], None] | None = None,
     keep: bool = True,
+    send: bool = False,
+    secrets: tuple[str, ...] = (),
+    variables: tuple[str, ...] = (),
     clock: Callable[[], float] = time.time,
 ) -> Iterator[Simulated]:
     """Simulate the work, and yield its plan. Raises as `Session.run` does.
 
     `waiting` is the project's sandbox with unpromoted changes, or None for a clone of the bare machine. `governed` is the digest of the
     policy under which the plan is valid. If the sandbox is in use, `on_busy` is called with the `Busy` error and this waits; without
-    `on_busy`, `Busy` is raised. Without `keep` the plan is removed after the block.
+    `on_busy`, `Busy` is raised. Without `keep` the plan is removed after the block. Without `send`, requests that may change something at
+    their host are not sent. `secrets` and `variables` are what the run was given: see `Rerun`.
     """
     policy = session.policy
     with plans.making(project) as state:
         before = _seeded(state, waiting, policy, on_busy) if waiting is not None else {}
         since_ns = time.time_ns()
-        outcome = session.on(state).run(replace(work, on_changes=None, observe=True))
+        outcome = session.on(state).run(replace(_held(work, policy, send=send), on_changes=None, observe=True))
         clone = Stored(state)
         with clone.opened() as stack:
             everything, problem = _listed(lambda: clone.changes_in(stack, policy))
@@ -84,13 +88,37 @@ def simulated(
                 notes=plan.notes if all_of_it else (*plan.notes, effects.NOT_ALL),
                 unlisted=problem,
             )
-            kept = keep and bool(files) and not problem
+            if policy.network.outbound:
+                plan = replace(plan, rerun=_rerun(work, session, secrets, variables))
+            kept = keep and bool(files or plan.http) and not problem
             if kept:
                 try:
                     plans.keep(state, plan.text())
                 except WorkspaceError as error:
                     kept, plan = False, replace(plan, notes=(*plan.notes, f"it cannot be carried out later: {error.message}"))
             yield Simulated(plan, outcome, changes, stack, clone, kept)
+
+
+def _held(work: Work, policy: Policy, *, send: bool = False) -> Work:
+    """Return the work of a simulation: unless `send` is said, it sends no request that may change something."""
+    if send or not policy.network.outbound:
+        return work
+    from agent_sandbox.engine.exchange_records import ExchangeOptions  # few simulations have a network
+
+    return replace(work, exchanges=replace(work.exchanges or ExchangeOptions(), hold=True))
+
+
+def _rerun(work: Work, session: Session, secrets: tuple[str, ...], variables: tuple[str, ...]) -> Rerun:
+    from agent_sandbox.egress.orders import encode_rules  # few simulations have a network
+
+    network = session.policy.network if session.control is None else session.control.declared_in(session.policy.network)
+    rules = as_json(encode_rules(network), sort_keys=True)
+    return Rerun(rules, apart_from_network(session.policy), secrets, variables, isinstance(work.what, Code))
+
+
+def apart_from_network(policy: Policy) -> str:
+    """Return the digest of a policy without its network and without its limits."""
+    return replace(with_network(policy, OFFLINE), limits=CLONED_LIMITS).digest()
 
 
 def _listed(read: Callable[[], ChangeSet]) -> tuple[ChangeSet, str]:
@@ -110,7 +138,7 @@ def plan_apart(session: Session, work: Work, project: str, *, clock: Callable[[]
         problems.append(unread)
         file_effects.append(effects.with_risks(known.values(), changes, contents, project, TreeContext.of("/", session.policy.files)))
 
-    outcome = session.run(replace(work, on_changes=keep, observe=True))
+    outcome = session.run(replace(_held(work, session.policy), on_changes=keep, observe=True))
     policy = session.policy
     plan = plan_of(work, outcome, policy, project, file_effects[0] if file_effects else (), governed=policy.digest(), clock=clock)
     listed = bool(problems) or not policy.files.write
@@ -173,6 +201,7 @@ def plan_of(
     observed = outcome.observed
     watched = bool(observed)  # an observed run has at least the start of its program
     end = outcome.exit
+    http = effects.http_requests(outcome.requests)
     return EffectPlan(
         command=_command(work),
         cwd=work.cwd or SCRATCH,
@@ -183,7 +212,9 @@ def plan_of(
         ended=Ended(end.code, end.reason.value, end.limits_hit, risk.of_end(end.code, end.reason.value)),
         files=files,
         programs=effects.programs(observed, read, watched=watched),
-        network=effects.requests(observed),
+        network=effects.requests(observed, http),
+        http=http,
+        untold=outcome.untold,
         secrets=effects.secrets(observed, policy.files.masks, work.env),
         predicted=tuple(effects.predictions(read)),
         notes=outcome.notes,

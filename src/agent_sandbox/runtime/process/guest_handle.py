@@ -61,6 +61,7 @@ def request_for(launch: Launch, inner_root: str = "") -> dict[str, Any]:
         "farewell": bool(inner_root),  # our process outlives the program inside, and reports its end
         "observe": launch.observe,
         "network": launch.network,
+        "inward": launch.inward,
         "scratch": None if launch.writable else [*(inner_root + path for path in SCRATCH), *DEVICES],
         "tmp": f"{inner_root}/tmp",
         "executables": None if launch.processes or not native else list(launch.executables),
@@ -107,6 +108,7 @@ class ProcessGuest:
         self._messages: dict[str, dict[str, Any]] = {}
         self._terminal: int | None = None
         self.doors: Doors | None = None  # until somebody takes them
+        self.inward: int | None = None  # likewise
         self._killed = ""
         self._waker: int | None = None
         self._talk: Conversation | None = None
@@ -255,6 +257,7 @@ class ProcessGuest:
             from agent_sandbox.kernel.doors import Doors  # few runs have a network
 
             self.doors = Doors.received(message["doors"], descriptors)
+        self.inward = descriptors.pop(0) if self.launch.inward else None
         self._terminal = descriptors.pop() if descriptors else None
         self.notes = tuple(message["notes"])
         if self.launch.observe:
@@ -325,17 +328,13 @@ class ProcessGuest:
 
     def _end(self, why: str) -> None:
         self._killed = self._killed or why
-        try:
+        with suppress(OSError):
             self._control.shutdown(socket.SHUT_WR)  # init sees the end of its orders, and ends everything; its report still reaches us
-        except OSError:
-            return
 
     def interrupt(self, number: int) -> None:
         """Forward a signal to the guest's main program and its process group."""
-        try:
+        with suppress(OSError):
             self._control.send(ORDER.pack(SIGNAL, number))
-        except OSError:
-            return
 
     def wait(self) -> Completed:
         """Pass input and output until no process of the guest lives, and return its end. Our own clean-up may take a moment longer."""
@@ -517,9 +516,9 @@ class ProcessGuest:
         self._line.close()
         if self.doors is not None:
             self.doors.close()
-        left = [fd for fd in (self.layers, self._full, self._terminal, self._stdin, *self._outputs.values()) if fd is not None]
-        self.layers, self._full, self._terminal, self._stdin, self._outputs = None, None, None, None, {}
-        wire.close_all(left)
+        left = (self.layers, self._full, self._terminal, self._stdin, self.inward, *self._outputs.values())
+        self.layers, self._full, self._terminal, self._stdin, self.inward, self._outputs = None, None, None, None, None, {}
+        wire.close_all([fd for fd in left if fd is not None])
         if not self._keeper.done(self._line.number):
             self._cgroup.remove()
         self.when_closed()

@@ -133,8 +133,8 @@ class ProcessRuntime:
             guest = self._make(launch)
         try:
             if launch.on_ready:
-                confined = Confined(guest.init, guest.layers, guest.doors)
-                guest.doors = None
+                confined = Confined(guest.init, guest.layers, guest.doors, guest.inward)
+                guest.doors = guest.inward = None
                 for tell in launch.on_ready:
                     tell(confined)
             guest.begin(launch)

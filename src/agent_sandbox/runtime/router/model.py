@@ -60,7 +60,7 @@ class Permits:
     @classmethod
     def of(cls, policy: Policy) -> Permits:
         """Return the permissions of a policy that can explain a route. File rules are left out: they hold in every runtime."""
-        return cls(policy.processes, policy.network.outbound)
+        return cls(policy.processes, policy.network.asks)
 
 
 @dataclass(frozen=True)

@@ -254,6 +254,7 @@ def missing_means(demands: Demands) -> str:
         (demands.system, "system profile"),
         (demands.inspect, "watch over reads"),
         (demands.observe, "observer"),
+        (demands.inward, "server that a published port could lead to"),
     ):
         if wanted:
             return f"it has no {name}"
