@@ -26,6 +26,10 @@ ip        iproute2    the tests that look at the network from inside
 nft       nftables    the tests of the network wall
 strace    strace      the tests that read system calls
 bwrap     bubblewrap  the comparison with bubblewrap
+curl      curl        the tests of the network with real clients
+wget      wget        the same, with wget
+psql      postgresql-client  the same, with a client of PostgreSQL
+redis-cli redis-tools the same, with a client of Redis
 '
 
 say() { printf 'setup: %s\n' "$*" >&2; }

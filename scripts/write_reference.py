@@ -16,7 +16,7 @@ from types import MappingProxyType
 import agent_sandbox
 from agent_sandbox.cli.grammar import COMMON, OPTIONS, VERBS, Option
 from agent_sandbox.policy.files.presets import PRESETS, TIERS
-from agent_sandbox.policy.files.settings import SETTINGS
+from agent_sandbox.policy.files.settings import INTENT_SETTINGS, SETTINGS, Setting
 from agent_sandbox.workspace.protected import CLASSES
 from scripts.result_schemas import result_types, schema_of, summary
 
@@ -100,13 +100,20 @@ def policy_file() -> Iterator[str]:
     yield "[the JSON Schema](../policy.schema.json) is for editors."
     tables = dict.fromkeys(setting.key.rpartition(".")[0] for setting in SETTINGS)
     for table in tables:
-        yield from ("", f"## {table}" if table else "## At the top", "", "| key | value | meaning | example |", "|---|---|---|---|")
-        for setting in SETTINGS:
-            if setting.key.rpartition(".")[0] == table:
-                one_of = f": {', '.join(f'`{each}`' for each in setting.one_of)}" if setting.one_of else ""
-                yield f"| `{setting.key}` | {setting.shape.value}{one_of} | {_cell(setting.meaning)} | `{_cell(setting.example)}` |"
+        yield from ("", f"## {table}" if table else "## At the top", "", _SETTINGS_HEAD, "|---|---|---|---|")
+        yield from (_setting(setting) for setting in SETTINGS if setting.key.rpartition(".")[0] == table)
+    yield from ("", "## intents", "", 'A table `[intents."NAME"]` for each: see [the guide](../guides/network.md#intents).')
+    yield from ("", _SETTINGS_HEAD, "|---|---|---|---|", *map(_setting, INTENT_SETTINGS))
     yield from ("", "## Presets", "", "For `extends` and `--policy`.", "")
     yield from (f"- `{name}`{', a tier of trust' if name in TIERS else ''}" for name in PRESETS)
+
+
+_SETTINGS_HEAD = "| key | value | meaning | example |"
+
+
+def _setting(setting: Setting) -> str:
+    one_of = f": {', '.join(f'`{each}`' for each in setting.one_of)}" if setting.one_of else ""
+    return f"| `{setting.key}` | {setting.shape.value}{one_of} | {_cell(setting.meaning)} | `{_cell(setting.example)}` |"
 
 
 def python_api() -> Iterator[str]:

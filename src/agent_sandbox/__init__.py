@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     )
     from agent_sandbox.permissions import FilePermission, NetworkPermission, PermissionLevel, PermissionSet, ProcessPermission
     from agent_sandbox.policy.bound_secrets import Secret
+    from agent_sandbox.policy.intents import NetworkIntent
     from agent_sandbox.policy.model import AskRules
     from agent_sandbox.replays import Replay, replay
     from agent_sandbox.result import SandboxResult, SandboxStatus
@@ -88,6 +89,7 @@ __all__ = [
     "LaunchFailed",
     "LedgerBroken",
     "LedgerUnavailable",
+    "NetworkIntent",
     "NetworkPermission",
     "PermissionLevel",
     "PermissionSet",
@@ -139,6 +141,7 @@ _HOMES = {
         *("WorkspaceOptions", "WorkspaceSimulationOptions"),
     ),
     "policy.bound_secrets": ("Secret",),
+    "policy.intents": ("NetworkIntent",),
     "policy.model": ("AskRules",),
     "permissions": ("FilePermission", "NetworkPermission", "PermissionLevel", "PermissionSet", "ProcessPermission"),
     "workspaces": ("Workspace", "WorkspaceDiff"),

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 from agent_sandbox._fast.values import dataclass, replace
 from agent_sandbox.engine.work import Code, Command
-from agent_sandbox.errors import SandboxError
+from agent_sandbox.errors import PolicyError, SandboxError
 from agent_sandbox.policy.action import canonical_language
 
 if TYPE_CHECKING:
+    from agent_sandbox.engine.exchange_records import ExchangeOptions
     from agent_sandbox.options import OnOutput
     from agent_sandbox.runtime.base import Guest
 
@@ -231,3 +232,17 @@ class Runs:
         me = threading.get_ident()
         with self.lock():
             self._changed.wait_for(lambda: all(run.thread == me for run in self._runs), CLOSING_SECONDS)
+
+
+def exchanges_of(record: str | os.PathLike[str] | None, bodies: bool, replay: str | os.PathLike[str] | None) -> ExchangeOptions | None:
+    """Return where exchanges are recorded and what answers them; None if neither is asked for. Raises `PolicyError`."""
+    if record is None and replay is None and not bodies:
+        return None
+    if record is not None and replay is not None:
+        raise PolicyError("record_network and replay_network do not go together", hint="give one of them")
+    if bodies and record is None:
+        raise PolicyError("record_bodies goes with record_network", hint="add record_network=…")
+    from agent_sandbox.engine.exchange_records import ExchangeOptions  # few runs are recorded
+
+    paths = (os.path.abspath(each) if each is not None else "" for each in (record, replay))
+    return ExchangeOptions(next(paths), bodies, next(paths))

@@ -151,6 +151,14 @@ class AsyncSandbox:
         """Revoke a token, as `Sandbox.revoke` does."""
         await self._threads.finish(lambda: self._sandbox.revoke(token))
 
+    async def intent(self, name: str | None) -> None:
+        """Declare an intent, as `Sandbox.intent` does."""
+        await self._threads.finish(lambda: self._sandbox.intent(name))
+
+    async def propose_network(self, *hosts: str, requests: Sequence[str] = (), seconds: float = 600.0, reason: str = "") -> tuple[str, ...]:
+        """Propose hosts and wait for the decision, as `Sandbox.propose_network` does."""
+        return await self._threads.finish(lambda: self._sandbox.propose_network(*hosts, requests=requests, seconds=seconds, reason=reason))
+
     async def kill(self) -> None:
         """Kill all runs, as `Sandbox.kill` does."""
         self._sandbox.kill()
@@ -249,7 +257,7 @@ class AsyncWorkspace:
         *,
         config: SandboxConfig | None = None,
         env_vars: Mapping[str, str] | None = None,
-        approver: Approver | Callable[[Action, Ask], bool] | None = None,
+        approver: Approver | Callable[[Action, Ask], bool | str] | None = None,
         capabilities: Iterable[Token | str] = (),
     ) -> Self:
         """Return the workspace of this directory, as `Workspace.over` does. It searches the project for secrets before it returns."""
@@ -347,6 +355,16 @@ class AsyncWorkspace:
     async def undo(self) -> CarriedOver:
         """Undo the last promotion, as `Workspace.undo` does."""
         return await self._threads.finish(self._workspace.undo)
+
+    async def intent(self, name: str | None) -> None:
+        """Declare an intent, as `Workspace.intent` does."""
+        await self._threads.finish(lambda: self._workspace.intent(name))
+
+    async def propose_network(self, *hosts: str, requests: Sequence[str] = (), seconds: float = 600.0, reason: str = "") -> tuple[str, ...]:
+        """Propose hosts and wait for the decision, as `Workspace.propose_network` does."""
+        return await self._threads.finish(
+            lambda: self._workspace.propose_network(*hosts, requests=requests, seconds=seconds, reason=reason)
+        )
 
     async def reset(self) -> None:
         """Drop all changes and snapshots, as `Workspace.reset` does."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from math import inf
 
 from agent_sandbox.assembly import here, words_that_count
 from agent_sandbox.engine.approvals.approvers import CapabilityApprover
@@ -13,18 +14,22 @@ from agent_sandbox.policy.decide import Ask
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.tokens import Token, parse
 
-Answering = Callable[[Action, Ask], bool]
+Answering = Callable[[Action, Ask], "bool | str"]
+FOR_THE_RUN = "run"  # what a function returns to let a run reach a host from now on
 
 
 class Function:
-    """An approver that calls a function of the caller. Only the return value True approves."""
+    """An approver that calls a function of the caller. Only the return value True approves, and "run" for as long as the run goes on."""
 
     def __init__(self, function: Answering) -> None:
         self._function = function
 
     def ask(self, action: Action, verdict: Ask, deadline: float) -> Granted | Refused:
         """Call the function, and return whether it approved the action."""
-        return Granted("the application") if self._function(action, verdict) is True else Refused("the application said no")
+        answer = self._function(action, verdict)
+        if answer is True or answer == FOR_THE_RUN:
+            return Granted("the application", until=inf if answer == FOR_THE_RUN else 0.0)
+        return Refused("the application said no")
 
     def end(self) -> None:
         """Do nothing: this approver stores no approvals."""
@@ -73,6 +78,12 @@ class Asking:
         """Revoke the approvals that were given for the lifetime of the sandbox."""
         while self._made:
             self._made.pop().end()
+
+
+def opened_hosts(tokens: Iterable[Token | str], sandbox: str) -> tuple[str, ...]:
+    """Return the hosts that these tokens open for a sandbox. Raises `PolicyError` for an invalid token."""
+    granted = here().capabilities()
+    return tuple(dict.fromkeys(host for each in tokens for host in granted.opened(token_of(each), sandbox=sandbox)))
 
 
 def _approver(given: Approver | Answering | None) -> Approver | None:

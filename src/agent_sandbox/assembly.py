@@ -29,9 +29,11 @@ if TYPE_CHECKING:
     from agent_sandbox.engine.elevations import Elevations
     from agent_sandbox.engine.gate import Approver, EntryWriter, Gate
     from agent_sandbox.engine.grants import Capabilities
+    from agent_sandbox.engine.network_control import NetworkControl
     from agent_sandbox.engine.run import Session
     from agent_sandbox.engine.runtimes import Runtimes
     from agent_sandbox.errors import Busy
+    from agent_sandbox.ledger.event import Facts
     from agent_sandbox.ledger.writer import Ledger
     from agent_sandbox.package_indexes import PackageIndex
     from agent_sandbox.policy.approval_rules import Word
@@ -163,11 +165,8 @@ def check_system() -> None:
         raise RuntimeUnavailable("there are no sandboxes on Windows itself in this version", missing=("posix",), hint=hint)
 
 
-# The modules of the extra `network`, by the distributions that have them.
-_NETWORK = {
-    **{"brotli": "brotli", "cryptography": "cryptography", "google-re2": "re2", "h2": "h2", "hyperscan": "hyperscan"},
-    "zstandard": "zstandard",
-}
+# The modules of the extra `network`, by the distributions that have them. Not Hyperscan: some platforms have none, and it is not needed.
+_NETWORK = {"brotli": "brotli", "cryptography": "cryptography", "google-re2": "re2", "h2": "h2", "zstandard": "zstandard"}
 
 
 def check_network() -> None:
@@ -210,6 +209,7 @@ class Assembly:
         early: EarlyLook | None = None,
         asked_ns: int | None = None,
         provisions: Provisions | None = None,
+        control: NetworkControl | None = None,
     ) -> Session:
         """Return a session to run work in: on a stored sandbox if there is a `state`, else on throw-away layers. See `Session`.
 
@@ -230,15 +230,29 @@ class Assembly:
             early=early,
             asked_ns=asked_ns,
             provisions=provisions or NO_PROVISIONS,
+            control=control,
         )
 
+    def network_control(self, note: Callable[[str, Facts], None]) -> NetworkControl:
+        """Return the control of the network of one sandbox, whose changes `note` records."""
+        from agent_sandbox.engine.network_control import NetworkControl  # few runs have a network
+
+        return NetworkControl(note)
+
     def provisions(
-        self, policy: Policy, secrets: Sequence[Secret] = (), *, project: str | None = None, handed: Iterable[str] = ()
+        self,
+        policy: Policy,
+        secrets: Sequence[Secret] = (),
+        *,
+        project: str | None = None,
+        handed: Iterable[str] = (),
+        packages: bool = False,
     ) -> Provisions:
         """Return what the egress of this policy's runs is given: secrets with their values, and values of the caller that must not leave.
 
-        `handed` are values that the caller gives to the run itself. Raises `PolicyError` for a secret that has no value, or whose host the
-        policy does not allow, and for a table of rules that cannot be read.
+        `handed` are values that the caller gives to the run itself. With `packages`, a person has opened the package indexes of this
+        machine, and their credentials are among the secrets. Raises `PolicyError` for a secret that has no value, or whose host the policy
+        does not allow, and for a table of rules that cannot be read.
         """
         if not policy.network.outbound:
             if secrets:
@@ -263,7 +277,17 @@ class Assembly:
             search.check_names(frozenset(each.id for each in known))
         values = secret_values.bound(secrets, os.environ, home=home, project=project)
         own = secret_values.own_values(os.environ, (*handed, *(each.value for each in values)))
-        return Provisions(values, own, tuple(tables), os.path.join(self.host.state, SEARCHES))
+        given = Provisions(values, own, tuple(tables), os.path.join(self.host.state, SEARCHES))
+        config = os.path.dirname(self.host.config)
+        if packages:
+            from agent_sandbox.index_settings import with_indexes  # few runs install packages
+
+            given = with_indexes(given, policy, home, config=config, project=project)
+        if packages or secret_values.git_names_roots(home):
+            from agent_sandbox.company_roots import with_roots  # few machines have such roots
+
+            given = with_roots(given, policy.network, home, packages=packages, config=config, project=project)
+        return given
 
     def inbox(
         self,

@@ -21,10 +21,13 @@ from agent_sandbox.errors import PolicyError
 from agent_sandbox.options import PathLike
 from agent_sandbox.policy.bound_secrets import Secret
 from agent_sandbox.policy.code.patterns import Rule
+from agent_sandbox.policy.intents import NetworkIntent, combined
 from agent_sandbox.policy.model import EVERYWHERE, MIB, OFFLINE, Limits, Policy, ProgramRules, locked, repeatable
 from agent_sandbox.policy.network import NetworkRules
 from agent_sandbox.policy.paths import PathPattern, Tree, ancestors, anchor, normalise, parse
+from agent_sandbox.policy.publications import Publication
 from agent_sandbox.policy.secrets import Mask, reveal
+from agent_sandbox.policy.traffic_budgets import read_budget
 
 # Setting, its field in `Limits`, and the factor between their units.
 _LIMITS = (
@@ -67,6 +70,11 @@ class SandboxConfig:
         secrets: secrets that the run uses and never sees, each for some of the hosts that it can reach, such as
             `Secret("TOKEN", ["api.example.com"])`. The values are read when a sandbox is made.
         dlp: search everything that leaves for secrets and personal data, and refuse it. False does not.
+        intents: parts of the network, each `NetworkIntent("install packages", presets=["packages"])`. If there are any, only the one that
+            `Sandbox.intent` declares is open.
+        publish: ports of this machine's loopback that lead to servers of the run while it goes on: 8000, or "8000:3000" for port 3000 of
+            the sandbox. A port that is in use refuses the run, so two runs at once cannot publish the same one. It needs a native runtime.
+        budgets: limits of what is exchanged with hosts in one run, such as "api.example.com 10MB 100/min" or "* sent:50MB requests:500".
         allow_subprocess: let the run start processes, and show it the programs of the system. Threads are always possible.
         allow_shell, allowed_commands, denied_commands: which programs, by name and with wildcards ("python*"); without `allowed_commands`
             all of them. Other programs are absent, and files that the run writes or brings along cannot be executed. A runtime that cannot
@@ -136,6 +144,9 @@ class SandboxConfig:
     network: Sequence[str] | NetworkRules = ()
     secrets: Sequence[Secret] = ()
     dlp: bool = True
+    intents: Sequence[NetworkIntent] = ()
+    publish: Sequence[int | str] = ()
+    budgets: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         check_system()
@@ -155,6 +166,9 @@ class SandboxConfig:
         if self.runtime in ("wasm", ONE_WALL) and (self.allow_network or self.network):
             why = f"a network is refused with runtime={self.runtime!r}: it has none"
             raise PolicyError(why, hint='use runtime="process", or "auto", which chooses it')
+        if self.runtime in ("wasm", ONE_WALL) and self.publish:
+            why = f"publish is refused with runtime={self.runtime!r}: nothing inside WebAssembly accepts a connection"
+            raise PolicyError(why, hint='use runtime="process", or "auto", which chooses it')
         if self.allow_network and isinstance(self.network, NetworkRules):
             raise PolicyError("network is given as rules, and allow_network as well", hint="say it in one place: leave allow_network out")
         for name, given in (("deterministic=True", self.deterministic), ("max_fuel", self.max_fuel is not None)):
@@ -168,12 +182,19 @@ class SandboxConfig:
                 raise PolicyError("secrets holds what is no Secret", hint='write secrets=[Secret("TOKEN", ["api.example.com"])]')
             if secret.name in self.env_vars:
                 raise PolicyError(f"env_vars would show the run the secret {secret.name}", hint="leave it out of env_vars")
+        if self.intents:
+            if not all(isinstance(each, NetworkIntent) for each in self.intents):
+                raise PolicyError(
+                    "intents holds what is no NetworkIntent", hint='write intents=[NetworkIntent("read", hosts=["a.example"])]'
+                )
+            if not (self.allow_network or self.network):
+                raise PolicyError("intents are parts of a network, and there is none", hint='add network=["api.example.com"]')
         for name in self.preload:
             if not _is_module(name):
                 raise PolicyError(f"preload holds {name!r}, which is not a module name", hint='write preload=["numpy"]')
         object.__setattr__(self, "env_vars", environment(self.env_vars))
         object.__setattr__(self, "tools", {} if self.tools in ((), {}) else named(self.tools))
-        _ = self.cwd, self.policy()  # both raise for invalid settings
+        _ = self.cwd, self.policy(), self._publications()  # all raise for invalid settings
 
     @property
     def cwd(self) -> str | None:
@@ -218,11 +239,13 @@ class SandboxConfig:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Messages about settings that have less effect here than they may seem to."""
-        if isinstance(self.network, NetworkRules) or "packages" not in self.network:
+        if not self._opens_packages:
             return ()
-        from agent_sandbox.package_indexes import credential_notes  # few sandboxes have a network
+        return here().provisions(self.policy(), packages=True).notes
 
-        return credential_notes(here().package_indexes(None))
+    @property
+    def _opens_packages(self) -> bool:
+        return not isinstance(self.network, NetworkRules) and "packages" in self.network
 
     def _network(self) -> NetworkRules:
         rules = OFFLINE
@@ -230,11 +253,28 @@ class SandboxConfig:
             rules = self.network
         elif self.network or self.allow_network:
             rules = here().network(self.network, web=self.allow_network)
+        if self.intents:
+            packages = any("packages" in (each.presets or ()) for each in self.intents)
+            indexes = [each.host for each in here().package_indexes(None)] if packages else []
+            rules = replace(rules, intents=combined(self.intents, indexes))
+        if self.publish:
+            rules = replace(rules, inbound=True)
+        if self.budgets and rules.outbound:
+            rules = replace(rules, budgets=(*rules.budgets, *map(read_budget, self.budgets)))
         return rules if self.dlp or not rules.outbound else replace(rules, search=replace(rules.search, off=True))
+
+    def _publications(self) -> tuple[Publication, ...]:
+        """Return the ports that a run publishes. Raises `PolicyError`."""
+        if not self.publish:
+            return ()
+        from agent_sandbox.policy.publications import read_publications  # few sandboxes publish anything
+
+        return read_publications(self.publish)
 
     def _provisions(self, policy: Policy, project: str | None = None) -> Provisions:
         """Return what the egress of runs under this policy is given. Raises `PolicyError` for a secret that cannot be used."""
-        return here().provisions(policy, tuple(self.secrets), project=project, handed=self.env_vars.values())
+        handed = self.env_vars.values()
+        return here().provisions(policy, tuple(self.secrets), project=project, handed=handed, packages=self._opens_packages)
 
     def _early_look(self) -> EarlyLook | None:
         """Return the check of code before it runs; None if `validate_code` is off."""

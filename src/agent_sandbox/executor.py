@@ -136,4 +136,4 @@ class CodeExecutor:
         ledger = here().ledger() if self.audit is None else self.audit.over(here().ledger())
         gate = here().gate(config.policy(), sandbox=context.id, ledger=ledger)
         if (look := config._early_look()) is not None:
-            look.check(gate, what, action_of(Work(what, context.env_vars)))
+            look.check(gate, what, action_of(Work(what, context.env_vars)), gate.policy)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from agent_sandbox.policy.bound_secrets import Secret
     from agent_sandbox.policy.code.patterns import Rule
     from agent_sandbox.policy.decide import Ask
+    from agent_sandbox.policy.intents import NetworkIntent
     from agent_sandbox.policy.model import AskRules
     from agent_sandbox.policy.network import NetworkRules
     from agent_sandbox.policy.tokens import Token
@@ -63,6 +64,9 @@ class _Settings(TypedDict, total=False):
     network: Sequence[str] | NetworkRules
     secrets: Sequence[Secret]
     dlp: bool
+    intents: Sequence[NetworkIntent]
+    publish: Sequence[int | str]
+    budgets: Sequence[str]
 
 
 class SandboxSettings(_Settings, total=False):
@@ -77,7 +81,7 @@ class _Companions(TypedDict, total=False):
     permissions: PermissionSet | None
     audit: AuditLog | None
     asks: AskRules | None
-    approver: Approver | Callable[[Action, Ask], bool] | None
+    approver: Approver | Callable[[Action, Ask], bool | str] | None
     capabilities: Iterable[Token | str]
     name: str
 
@@ -100,6 +104,8 @@ class RunOptions(TypedDict, total=False):
     tools: functions that Python code may call, beside those of the configuration.
     deterministic, seed: in place of the configuration's.
     record: a file to write the record of a deterministic run to, for `replay`.
+    record_network: a file to write the requests of a run with a network and their answers to; with `record_bodies`, their bodies too.
+    replay_network: such a file, which answers the requests of this run; then nothing leaves.
     on_output: called with "stdout" or "stderr" and text as it arrives, in the thread that runs the work. An exception in it ends the run.
     """
 
@@ -111,6 +117,9 @@ class RunOptions(TypedDict, total=False):
     deterministic: bool
     seed: int
     record: str | os.PathLike[str]
+    record_network: str | os.PathLike[str]
+    record_bodies: bool
+    replay_network: str | os.PathLike[str]
     on_output: OnOutput
 
 

@@ -1,8 +1,8 @@
 """The package indexes that pip, uv, npm and apt use on this machine, for the network preset `packages`.
 
 They are read from the configuration of the system and of the user, before a run. A file inside the project is not read, nor one that a link
-there leads to, and neither is the environment: an agent may have written both. Only hosts and ports are taken. Credentials in an address
-are never passed to a sandbox; the caller is told whose they are.
+there leads to, and neither is the environment: an agent may have written both. Hosts, ports and paths are taken here; what the files hold
+besides, credentials and certificates, is for `index_settings` and `company_roots`.
 
 Where nothing names another index, pip, uv and npm use the public ones. Those are this machine's indexes then, wherever its resolver leads
 them: a company may serve their names from an address of its own.
@@ -16,7 +16,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from configparser import Error as IniError
 from configparser import RawConfigParser
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from glob import glob
 from ipaddress import ip_address
 from urllib.parse import urlsplit
@@ -39,55 +39,62 @@ _NEVER = frozenset(map(ip_address, ("100.100.100.200", "168.63.129.16", "fd00:ec
 
 @dataclass(frozen=True)
 class PackageIndex:
-    """The host of one index, with a port if that is neither 80 nor 443, and the file that names it; a default is named by none."""
+    """The host of one index, with a port if it is neither 80 nor 443, its path, and the file that names it; a default is named by none."""
 
     host: str
     origin: str
-    credentials: bool = False
+    path: str = "/"
 
 
-def configured(home: str, *, config: str = "", project: str | None = None, root: str = "/") -> tuple[PackageIndex, ...]:
-    """Return the indexes that the system and the user with this home use.
+@dataclass(frozen=True)
+class SettingsFile:
+    """A file with settings of a package manager, and its text, which may hold credentials."""
 
-    `config` is the user's XDG directory, by default `~/.config`. Files that lie in `project` are left out. `root` is where `/etc` lies.
-    Unreadable files and addresses without a reachable host are left out, too. The public index of Python packages, and that of npm, are
-    among them unless a file names another in their place.
+    tool: str  # "pip", "uv", "npm", "apt-list", "apt-sources" or "apt"
+    path: str
+    text: str = field(repr=False)
+
+
+def settings_files(home: str, *, config: str = "", project: str | None = None, root: str = "/") -> tuple[SettingsFile, ...]:
+    """Return the settings of the system and of the user with this home that can be read. Those that lie in `project` are left out.
+
+    `config` is the user's XDG directory, by default `~/.config`. `root` is where `/etc` lies.
     """
     etc, config = os.path.join(root, "etc"), config or os.path.join(home, ".config")
     dirs = [os.path.join(etc, "xdg/pip/pip.conf"), os.path.join(etc, "pip.conf"), os.path.join(home, ".pip/pip.conf")]
     apt = os.path.join(etc, "apt")
-    sources: list[tuple[Callable[[str], Iterable[str]], Sequence[str]]] = [
-        (_of_pip, [*dirs, os.path.join(config, "pip/pip.conf")]),
-        (_of_uv, [os.path.join(etc, "uv/uv.toml"), os.path.join(config, "uv/uv.toml")]),
-        (_of_npm, [*(os.path.join(root, each) for each in ("etc/npmrc", "usr/etc/npmrc", "usr/local/etc/npmrc")), f"{home}/.npmrc"]),
-        (_of_apt_lists, [f"{apt}/sources.list", *sorted(glob(f"{apt}/sources.list.d/*.list"))]),
-        (_of_apt_sources, sorted(glob(f"{apt}/sources.list.d/*.sources"))),
-        (
-            _of_apt_settings,
-            [f"{apt}/apt.conf", *sorted(each for each in glob(f"{apt}/apt.conf.d/*") if "." not in each.rpartition("/")[2])],
-        ),
-    ]
-    found: dict[tuple[str, str], PackageIndex] = {}
+    named = glob(f"{apt}/apt.conf.d/*")
+    places: dict[str, Sequence[str]] = {
+        "pip": [*dirs, os.path.join(config, "pip/pip.conf")],
+        "uv": [os.path.join(etc, "uv/uv.toml"), os.path.join(config, "uv/uv.toml")],
+        "npm": [*(os.path.join(root, each) for each in ("etc/npmrc", "usr/etc/npmrc", "usr/local/etc/npmrc")), f"{home}/.npmrc"],
+        "apt-list": [f"{apt}/sources.list", *sorted(glob(f"{apt}/sources.list.d/*.list"))],
+        "apt-sources": sorted(glob(f"{apt}/sources.list.d/*.sources")),
+        "apt": [f"{apt}/apt.conf", *sorted(each for each in named if "." not in each.rpartition("/")[2] or each.endswith(".conf"))],
+    }
+    found = (SettingsFile(tool, path, text_outside(path, project)) for tool, paths in places.items() for path in paths)
+    return tuple(each for each in found if each.text)
+
+
+def configured(home: str, *, config: str = "", project: str | None = None, root: str = "/") -> tuple[PackageIndex, ...]:
+    """Return the indexes that the system and the user with this home use: see `settings_files`.
+
+    Addresses without a reachable host are left out. The public index of Python packages, and that of npm, are among them unless a file
+    names another in their place.
+    """
+    found: dict[PackageIndex, None] = {}
     replaced: set[str] = set()  # the defaults that some file exchanges for an index of its own
-    for addresses_of, paths in sources:
-        for path in paths:
-            text = _text(path, project)
-            if any(_MAIN[addresses_of](text) if addresses_of in _MAIN else ()):
-                replaced.update(_DEFAULTS[addresses_of])
-            for index in _indexes(addresses_of(text), path):
-                same = found.get((index.host, index.origin))
-                found[index.host, index.origin] = index if same is None or index.credentials else same
+    for file in settings_files(home, config=config, project=project, root=root):
+        if file.tool in _MAIN and any(_MAIN[file.tool](file.text)):
+            replaced.update(_DEFAULTS[file.tool])
+        found |= dict.fromkeys(indexes_in(file))
     left = dict.fromkeys(host for hosts in _DEFAULTS.values() for host in hosts if host not in replaced)
-    return (*found.values(), *(PackageIndex(host, "") for host in left))
+    return (*found, *(PackageIndex(host, "") for host in left))
 
 
-def credential_notes(indexes: Iterable[PackageIndex]) -> tuple[str, ...]:
-    """Return a sentence for each index whose address holds credentials."""
-    return tuple(
-        f"{each.origin} names {each.host} with credentials: sandboxes may reach the host, and do not get them"
-        for each in indexes
-        if each.credentials
-    )
+def indexes_in(file: SettingsFile) -> Iterator[PackageIndex]:
+    """Yield the indexes that one file names."""
+    yield from _indexes(_ADDRESSES[file.tool](file.text), file.path)
 
 
 def _indexes(addresses: Iterable[str], origin: str) -> Iterator[PackageIndex]:
@@ -101,7 +108,7 @@ def _indexes(addresses: Iterable[str], origin: str) -> Iterator[PackageIndex]:
             continue
         written = f"[{host}]" if ":" in host else host
         entry = host if port is None or port in WEB_PORTS else f"{written}:{port}"
-        yield PackageIndex(entry, origin, "@" in parts.netloc)
+        yield PackageIndex(entry, origin, parts.path or "/")
 
 
 def _is_never_reached(host: str) -> bool:
@@ -111,8 +118,8 @@ def _is_never_reached(host: str) -> bool:
     return address.is_link_local or address.is_multicast or address in _NEVER
 
 
-def _text(path: str, project: str | None) -> str:
-    """Return the text of a configuration file; empty if it is missing, unreadable, too large, no regular file, or in the project."""
+def text_outside(path: str, project: str | None) -> str:
+    """Return the text of a file; empty if it is missing, unreadable, too large, no regular file, or in the project."""
     real = os.path.realpath(path)
     if project is not None and contains(os.path.realpath(project), real):
         return ""
@@ -192,10 +199,14 @@ def _plain(address: str) -> str:
     return address.rpartition("+")[2] if "+" in address.partition(":")[0] else address
 
 
+_ADDRESSES: dict[str, Callable[[str], Iterable[str]]] = {
+    **{"pip": _of_pip, "uv": _of_uv, "npm": _of_npm},
+    **{"apt-list": _of_apt_lists, "apt-sources": _of_apt_sources, "apt": _of_apt_settings},
+}
 # What is used where no file names another index, the hosts of the packages themselves included; and the settings that do name another.
-_DEFAULTS: dict[Callable[..., Iterable[str]], tuple[str, ...]] = {_of_pip: PYPI, _of_uv: PYPI, _of_npm: NPM}
-_MAIN: dict[Callable[..., Iterable[str]], Callable[[str], Iterable[str]]] = {
-    _of_pip: lambda text: _of_pip(text, ("index-url",)),
-    _of_uv: lambda text: _of_uv(text, main=True),
-    _of_npm: lambda text: _of_npm(text, main=True),
+_DEFAULTS = {"pip": PYPI, "uv": PYPI, "npm": NPM}
+_MAIN: dict[str, Callable[[str], Iterable[str]]] = {
+    "pip": lambda text: _of_pip(text, ("index-url",)),
+    "uv": lambda text: _of_uv(text, main=True),
+    "npm": lambda text: _of_npm(text, main=True),
 }

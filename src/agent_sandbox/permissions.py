@@ -53,7 +53,8 @@ class NetworkPermission:
     allowed if it is named by that address. `denied_hosts` overrides both.
 
     `allow_localhost` is about the sandbox's own loopback, where its programs always reach one another; that of the machine is never
-    reachable. `allow_inbound=True` is refused: a sandbox accepts no connections from outside.
+    reachable. `allow_inbound` permits `SandboxConfig.publish`, which names the ports of this machine that lead into the sandbox. By itself
+    it opens none.
     """
 
     allow_outbound: bool = False
@@ -170,6 +171,9 @@ class PermissionSet:
             raise PolicyError(
                 f"permissions are given, and {own[0]} as well", hint=f"say it in one place: leave {own[0]} out, or permissions"
             )
+        if config.publish and not self.network.inbound:
+            hint = "add NetworkPermission(allow_inbound=True)"
+            raise PolicyError("publish is given, and the permissions allow no inbound connections", hint=hint)
         return replace(config, **said)
 
     def policy(self) -> Policy:

@@ -17,6 +17,7 @@ from agent_sandbox.workspace.changes import ChangeSet
 
 if TYPE_CHECKING:
     from agent_sandbox.egress.orders import FlowRecord
+    from agent_sandbox.engine.publish import PublishedRecord
     from agent_sandbox.engine.work import Outcome
     from agent_sandbox.policy.decide import Verdict
     from agent_sandbox.runtime.router.model import Route
@@ -60,6 +61,7 @@ class SandboxResult:
     limits_hit: tuple[str, ...] = ()  # of "wall", "cpu", "memory", "processes", "output", "disk", "share", "fuel", "lifetime"
     notes: tuple[str, ...] = ()  # what is weaker or different than a caller may expect
     network: tuple[FlowRecord, ...] = ()  # its connections and queries for names, with those that were refused
+    published: tuple[PublishedRecord, ...] = ()  # how its published ports were used
     value: Any = None  # the value of the last expression of a turn, as data: see `SandboxSession`
     value_repr: str | None = None  # the `repr` of this value if it is not data; then `value` is None
     tool_errors: tuple[Exception, ...] = ()  # the first hundred exceptions of tools; the program sees less of them
@@ -124,6 +126,7 @@ def completed(outcome: Outcome, *, sandbox_id: str, language: str | None, wall: 
         limits_hit=hit,
         notes=outcome.notes,
         network=outcome.network,
+        published=outcome.published,
         tool_errors=outcome.tool_errors,
     )
 

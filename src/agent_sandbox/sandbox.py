@@ -28,6 +28,7 @@ from agent_sandbox._calls import (
     check_type,
     code_of,
     encoded,
+    exchanges_of,
     shell,
     with_arguments,
     with_variables,
@@ -45,7 +46,7 @@ from agent_sandbox.engine.work import Code, Command, Work, action_of
 from agent_sandbox.errors import Denied, PolicyError, RuntimeUnavailable, SandboxError, SandboxWarning
 from agent_sandbox.options import CreateArguments, OnOutput, RunOptions, SandboxSettings, SessionOptions, SimulationOptions
 from agent_sandbox.policy.action import LANGUAGES, canonical_language
-from agent_sandbox.policy.model import AskRules, Guarantee, Policy, repeatable
+from agent_sandbox.policy.model import AskRules, Guarantee, Policy, repeatable, with_network
 from agent_sandbox.policy.paths import Glob
 from agent_sandbox.result import SandboxResult, SandboxStatus
 
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from agent_sandbox.engine.records import Record
     from agent_sandbox.engine.simulation.plan import EffectPlan
     from agent_sandbox.files import SandboxFiles
+    from agent_sandbox.network_changes import NetworkChanges
     from agent_sandbox.permissions import PermissionSet
     from agent_sandbox.policy.action import Action
     from agent_sandbox.policy.decide import Ask
@@ -82,7 +84,7 @@ class Sandbox:
         permissions: PermissionSet | None = None,
         audit: AuditLog | None = None,
         asks: AskRules | None = None,
-        approver: Approver | Callable[[Action, Ask], bool] | None = None,
+        approver: Approver | Callable[[Action, Ask], bool | str] | None = None,
         capabilities: Iterable[Token | str] = (),
         name: str = "",
         **settings: Unpack[SandboxSettings],
@@ -91,30 +93,47 @@ class Sandbox:
 
         `permissions` replace the permission fields, which must then keep their defaults. `audit` is a log to use instead of a new one.
 
-        `asks` lists actions that need approval. The `approver` is a function of the action and the question that returns True for yes;
-        without one, people answer with `agent-sandbox approve`. Actions covered by `capabilities` need no approval. An answer for the
-        whole run holds until this sandbox is closed. A capability is granted to a sandbox by its `name`, or by its `id` if it has no name.
+        `asks` lists actions that need approval; `network` may name hosts that do ("api.example.com+ask"). The `approver` is a function of
+        the action and the question that returns True for yes, or "run" to let the run reach a host from now on; without one, people answer
+        with `agent-sandbox approve`. Actions covered by `capabilities` need no approval, and the hosts that they name can be reached.
+        An answer for the whole run holds until this sandbox is closed, and for a host until the run ends. A capability is granted to a
+        sandbox by its `name`, or by its `id` if it has no name.
         """
         _check_arguments(config, permissions, audit, asks, name)
         chosen = replace(config or SandboxConfig(), **settings)
         self.config = chosen if permissions is None else permissions.over(chosen)
         self.id = secrets.token_hex(8)
         wanted = self.config.policy() if asks is None else replace(self.config.policy(), asks=asks)
+        tokens = tuple(capabilities)
+        if tokens:
+            from agent_sandbox.approvals import opened_hosts  # few sandboxes are given one
+
+            wanted = with_network(wanted, wanted.network.with_capable(opened_hosts(tokens, name or self.id)))
         bound = policy_files.bound(wanted, self.config._early_look())
         self._early, self._most_seconds = bound.early, bound.most_seconds
         self._warnings = (*self.config.warnings, *bound.warnings)
         self._asking: Asking | None = None
-        if bound.policy.asks.asks:
+        self._changes: NetworkChanges | None = None
+        decides = bound.policy.network.outbound and (approver is not None or bool(tokens))  # on proposals for the network
+        if bound.policy.asks_somebody or decides:
             from agent_sandbox.approvals import Asking  # few sandboxes ask
 
-            self._asking = Asking(name or self.id, approver, capabilities)
-        elif approver is not None or capabilities:
-            raise PolicyError("an approver or capabilities without approval rules have no effect", hint="add asks=AskRules(…)")
+            self._asking = Asking(name or self.id, approver, tokens)
+        elif approver is not None or tokens:
+            raise PolicyError(
+                "an approver or capabilities without approval rules have no effect",
+                hint='add asks=AskRules(…), or network=["api.example.com+ask"]',
+            )
         if audit is None and self.config.enable_audit:
             audit = AuditLog(level=self.config.audit_level)
         self.audit = audit  # the actions of this sandbox, in memory
         self._ledger = self.audit.over(here().ledger()) if self.audit is not None else here().ledger()
         self._provisions = self.config._provisions(bound.policy)
+        self._name = name or self.id
+        if bound.policy.network.outbound:
+            from agent_sandbox.network_changes import NetworkChanges  # few sandboxes have a network
+
+            self._changes = NetworkChanges(self.id, self._ledger, self._decider)
         self._session = self._lately = self._session_for(bound.policy, self._early)  # `_lately`: the last session for other settings
         self._expires = None if self.config.lifetime_seconds is None else time.monotonic() + self.config.lifetime_seconds
         self._runs = Runs("sandbox", self._check_lifetime)
@@ -228,6 +247,9 @@ class Sandbox:
         deterministic: bool | None = None,
         seed: int | None = None,
         record: str | os.PathLike[str] | None = None,
+        record_network: str | os.PathLike[str] | None = None,
+        record_bodies: bool = False,
+        replay_network: str | os.PathLike[str] | None = None,
         on_output: OnOutput | None = None,
     ) -> SandboxResult:
         """Run work. `run` is a handle with which another thread can cancel it."""
@@ -246,6 +268,8 @@ class Sandbox:
             ends=self._expires,
             seed=self.config.seed if seed is None else seed,
             record="" if record is None else os.fspath(record),
+            publish=self.config._publications(),
+            exchanges=exchanges_of(record_network, record_bodies, replay_network),
         )
         check_seed(work.seed)
         same = self.config.deterministic if deterministic is None else deterministic
@@ -311,6 +335,8 @@ class Sandbox:
             if work.tools and work.record:
                 raise PolicyError("a run with tools cannot be recorded: what they answer is not in it", hint="leave out the tools")
             session, wall = self._within(timeout, tools=work.tools, deterministic=deterministic)
+            if work.exchanges is not None and not session.policy.network.outbound:
+                raise PolicyError("the run has no network, so there are no requests to record or to answer", hint="add network=[…]")
         except PolicyError as error:
             return self._told(result.refused(str(error), sandbox_id=self.id, language=language))
         try:
@@ -336,12 +362,49 @@ class Sandbox:
         return self._asked().grant(patterns, seconds=seconds, times=times)
 
     def revoke(self, token: Token | str) -> None:
-        """Revoke a token and all tokens derived from it. The next run, turn or tool call needs approval again."""
+        """Revoke a token and all tokens derived from it. The next run, turn or tool call needs approval again.
+
+        The next request to a host that it opened is refused, in a run that goes on as well.
+        """
         self._asked().revoke(token)
 
+    def intent(self, name: str | None) -> None:
+        """Declare what the agent is about to do: an intent that the policy names, in any case, with any blanks. None takes it back.
+
+        Only what this intent opens can be reached from now on, also in runs and sessions that go on, until its time is over. The change is
+        recorded. Raises `PolicyError` for an intent that the policy does not name, or without a network; then nothing changes.
+        """
+        self._changeable().declare(self._session.policy, name)
+
+    def propose_network(self, *hosts: str, requests: Sequence[str] = (), seconds: float = 600.0, reason: str = "") -> tuple[str, ...]:
+        """Propose hosts that the agent lacks, written as in `network=`, and wait for the decision. Return what can now be reached.
+
+        The approver decides; without one, a person does, with `agent-sandbox approve`. The question shows what would become reachable.
+        `requests` limit what may be sent, as in a policy file. What is approved is open at once, also in runs that go on, for `seconds`;
+        a port other than 80 and 443 opens with the next run. Raises `Denied` if it is refused. The policy files are never widened.
+        """
+        return self._changeable().propose(self._session.policy, hosts, requests, seconds=seconds, reason=reason)
+
+    def _changeable(self) -> NetworkChanges:
+        self._runs.check_open()
+        if self._changes is None:
+            raise PolicyError("this sandbox has no network", hint='make it with network=["api.example.com"]')
+        return self._changes
+
+    def _decider(self, policy: Policy) -> Approver:
+        """Return whoever decides on proposals for the network."""
+        from agent_sandbox.approvals import Asking
+
+        self._asking = self._asking or Asking(self._name, None, ())
+        return self._asking.approver(policy)
+
     def _asked(self) -> Asking:
+        if self._asking is None and self._changes is not None:
+            self._decider(self._session.policy)
         if self._asking is None:
-            raise PolicyError("this sandbox has no approval rules", hint="make it with asks=AskRules(…)")
+            raise PolicyError(
+                "this sandbox has no approval rules", hint='make it with asks=AskRules(…), or network=["api.example.com+ask"]'
+            )
         return self._asking
 
     def _without_tools(self, work: Work) -> Work:
@@ -390,7 +453,8 @@ class Sandbox:
     def _session_for(self, policy: Policy, early: EarlyLook | None) -> Session:
         approver = self._asking.approver(policy) if self._asking is not None else None
         gate = here().gate(policy, sandbox=self.id, approver=approver, ledger=self._ledger)
-        return here().session(gate, here().runtimes(self.config.runtime), early=early, provisions=self._provisions)
+        control = self._changes.control if self._changes is not None else None
+        return here().session(gate, here().runtimes(self.config.runtime), early=early, provisions=self._provisions, control=control)
 
     def _check_the_view_can_be_built(self) -> None:
         """Raise `PolicyError` if the file rules would copy too much: that is a problem of the settings, not of a run."""

@@ -10,31 +10,63 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.policy.bound_secrets import BoundSecret, Secret, new_placeholder
+from agent_sandbox.policy.bound_secrets import AWS_KEY, AWS_NAMES, AWS_SECRET, AWS_TOKEN, BoundSecret, Secret, new_placeholder
 from agent_sandbox.policy.paths import contains
 from agent_sandbox.policy.secrets import names_a_secret
 
 MOST_BYTES = 64 << 10  # of a value
 COMMAND_SECONDS = 60.0
 MOST_OWN = 64  # variables whose values are sought in what leaves
+GIT_SETTINGS = (".gitconfig", ".config/git/config")  # in a home
 _LONG, _SHORTEST = 12, 8  # characters of a value that is no word; of one with letters and digits
 _KEYRINGS = (("secret-tool", ("lookup", "service", "{service}", "username", "{user}")), ("keyring", ("get", "{service}", "{user}")))
 
 
 def bound(secrets: Iterable[Secret], environment: Mapping[str, str], *, home: str, project: str | None) -> tuple[BoundSecret, ...]:
-    """Return the secrets with their values, each with a placeholder of its own. Raises `PolicyError`, which never holds a value."""
-    return tuple(
-        BoundSecret(
-            each.name,
-            new_placeholder(each.name, os.urandom(12)),
-            each.value if each.value is not None else _value(each, environment, home, project),
-            tuple(each.hosts),
-            each.place,
-        )
-        for each in secrets
-    )
+    """Return the secrets with their values, each with a placeholder of its own. Raises `PolicyError`, which never holds a value.
+
+    A key of AWS is two or three of them: its id, the secret, and the token of a session.
+    """
+    found = []
+    for each in secrets:
+        value = each.value if each.value is not None else _value(each, environment, home, project)
+        parts = {each.place: value} if each.place != AWS_SECRET else _aws_parts(each, value, environment)
+        for place, part in parts.items():
+            name = AWS_NAMES.get(place, each.name)
+            found.append(BoundSecret(name, new_placeholder(name, os.urandom(12)), part, tuple(each.hosts), place))
+    return tuple(found)
+
+
+def _aws_parts(secret: Secret, value: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the parts of a key of AWS, by their places.
+
+    A value from a variable is the secret alone. Any other is an object in JSON, as programs print it, or a file with profiles.
+    """
+    import configparser  # few runs use AWS
+    import json
+
+    if secret.value is None and secret.source.partition(":")[0] == "env":
+        parts = {AWS_SECRET: value, **{place: environment.get(AWS_NAMES[place], "") for place in (AWS_KEY, AWS_TOKEN)}}
+    elif value.lstrip().startswith("{"):
+        try:
+            said = json.loads(value)
+            said = said.get("Credentials", said)
+            names = ((AWS_KEY, "AccessKeyId"), (AWS_SECRET, "SecretAccessKey"), (AWS_TOKEN, "SessionToken"))
+            parts = {place: str(said.get(name) or "") for place, name in names}
+        except (ValueError, AttributeError):
+            parts = {}
+    else:
+        profile = configparser.RawConfigParser(strict=False)
+        with suppress(configparser.Error):
+            profile.read_string(value)
+        parts = {place: profile.get("default", name.lower(), fallback="") for place, name in AWS_NAMES.items()}
+    if not (parts.get(AWS_KEY) and parts.get(AWS_SECRET)):
+        hint = "set AWS_ACCESS_KEY_ID as well; or name a file with a profile [default], or a command that prints a key in JSON"
+        raise PolicyError(f"the secret {secret.name}: there is no whole key of AWS", hint=hint)
+    return {place: part for place, part in parts.items() if part}
 
 
 def own_values(environment: Mapping[str, str], handed: Iterable[str]) -> tuple[tuple[str, str], ...]:
@@ -45,6 +77,15 @@ def own_values(environment: Mapping[str, str], handed: Iterable[str]) -> tuple[t
     given = frozenset(handed)
     found = ((name, value) for name, value in environment.items() if names_a_secret(name) and value not in given and _is_random(value))
     return tuple(sorted(found)[:MOST_OWN])
+
+
+def git_names_roots(home: str) -> bool:
+    """Return whether a setting of git, of the system or of the user, names root certificates. Loads nothing for that."""
+    for path in ("/etc/gitconfig", *(os.path.join(home, each) for each in GIT_SETTINGS)):
+        with suppress(OSError), open(path, "rb") as file:
+            if b"sslcainfo" in file.read(1 << 20).lower():
+                return True
+    return False
 
 
 def _is_random(value: str) -> bool:

@@ -97,6 +97,7 @@ class SandboxSession:
                 seed=config.seed,
                 observe=sandbox._observes and not config.deterministic,
                 log_observed=True,
+                publish=config._publications(),
             ),
         )
         self._lock = threading.Lock()

@@ -43,7 +43,7 @@ from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.work import Code, Command, Work
 from agent_sandbox.errors import Busy, Denied, PolicyError, SandboxWarning
 from agent_sandbox.options import OnOutput, PathLike, WorkspaceOptions, WorkspaceSimulationOptions
-from agent_sandbox.policy.model import SCRATCH, Policy, cloned
+from agent_sandbox.policy.model import SCRATCH, Policy, cloned, with_network
 from agent_sandbox.policy.paths import ancestors, contains, covering
 from agent_sandbox.result import SandboxResult
 from agent_sandbox.workspace.changes import Change, ChangeSet
@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from agent_sandbox.engine.gate import Approver
     from agent_sandbox.engine.simulation.plan import EffectPlan
     from agent_sandbox.files import SandboxFiles
+    from agent_sandbox.network_changes import NetworkChanges
     from agent_sandbox.policy.action import Action
     from agent_sandbox.policy.decide import Ask
     from agent_sandbox.policy.secrets import Mask
@@ -110,7 +111,7 @@ class Workspace:
         *,
         env_vars: Mapping[str, str] | None = None,
         config: SandboxConfig | None = None,
-        approver: Approver | Callable[[Action, Ask], bool] | None = None,
+        approver: Approver | Callable[[Action, Ask], bool | str] | None = None,
         capabilities: Iterable[Token | str] = (),
     ) -> None:
         """Use `over` to make a workspace. The policy files of the machine, the user and the project narrow the policy."""
@@ -118,16 +119,27 @@ class Workspace:
         self.project = stored.state.project
         self._kept = stored
         self._runs = Runs("workspace")
+        tokens = tuple(capabilities)
+        if tokens:
+            from agent_sandbox.approvals import opened_hosts  # few workspaces are given one
+
+            policy = with_network(policy, policy.network.with_capable(opened_hosts(tokens, stored.state.id)))
         bound = policy_files.bound(policy, config._early_look() if config else None, self.project)
         self._policy, self._early, self._most_seconds = bound.policy, bound.early, bound.most_seconds
         self._warnings = (*(config.warnings if config else ()), *bound.warnings)
         self._asking: Asking | None = None
-        if self._policy.asks.asks:
+        self._changes: NetworkChanges | None = None
+        if self._policy.network.outbound:
+            from agent_sandbox.network_changes import NetworkChanges  # few workspaces have a network
+
+            self._changes = NetworkChanges(stored.state.id, here().ledger(), self._decider, self.project)
+        if self._policy.asks_somebody or (self._changes is not None and (approver is not None or tokens)):
             from agent_sandbox.approvals import Asking  # few policies ask
 
-            self._asking = Asking(stored.state.id, approver, capabilities)
+            self._asking = Asking(stored.state.id, approver, tokens)
         self._env = {**ENVIRONMENT, **environment(env_vars or {})}
         self._provisions = config._provisions(self._policy, self.project) if config else None
+        self._publish = config._publications() if config else ()
         self._gate = self._gate_of(self._policy)
         self._search: Callable[[], tuple[Mask, ...]] | None = None  # finds the masks of the next run
 
@@ -138,7 +150,7 @@ class Workspace:
         *,
         config: SandboxConfig | None = None,
         env_vars: Mapping[str, str] | None = None,
-        approver: Approver | Callable[[Action, Ask], bool] | None = None,
+        approver: Approver | Callable[[Action, Ask], bool | str] | None = None,
         capabilities: Iterable[Token | str] = (),
     ) -> Self:
         """Return the workspace of this directory, not of a project around it. Nothing is created before the first run.
@@ -224,7 +236,7 @@ class Workspace:
     ) -> SandboxResult:
         listener = TextListener.of(on_output)
         asked = self._work(run, what, stdin=stdin, env_vars=env_vars, args=args, cwd=cwd)
-        work = replace(asked, on_output=listener, watch_reads=watch_reads)
+        work = replace(asked, on_output=listener, watch_reads=watch_reads, publish=self._publish)
         language = what.language if isinstance(what, Code) else None
         with self._session(run, timeout) as session:
             try:
@@ -333,6 +345,27 @@ class Workspace:
         ) as ready:
             return carry(ready, ready.proposal, plans, self._gate)
 
+    def intent(self, name: str | None) -> None:
+        """Declare what the agent is about to do, as `Sandbox.intent` does."""
+        self._changeable().declare(self._policy, name)
+
+    def propose_network(self, *hosts: str, requests: Sequence[str] = (), seconds: float = 600.0, reason: str = "") -> tuple[str, ...]:
+        """Propose hosts that the agent lacks, and wait for the decision, as `Sandbox.propose_network` does."""
+        return self._changeable().propose(self._policy, hosts, requests, seconds=seconds, reason=reason)
+
+    def _changeable(self) -> NetworkChanges:
+        self._runs.check_open()
+        if self._changes is None:
+            raise PolicyError("this workspace has no network", hint='make it with config=SandboxConfig(network=["api.example.com"], …)')
+        return self._changes
+
+    def _decider(self, policy: Policy) -> Approver:
+        """Return whoever decides on proposals for the network."""
+        from agent_sandbox.approvals import Asking  # few policies ask
+
+        self._asking = self._asking or Asking(self.id, None, ())
+        return self._asking.approver(policy)
+
     def _gate_of(self, policy: Policy) -> Gate:
         approver = self._asking.approver(policy) if self._asking is not None else None
         return here().gate(policy, approver=approver, sandbox=self.id)
@@ -366,6 +399,7 @@ class Workspace:
                     beside=_in_a_thread,
                     early=self._early,
                     provisions=self._provisions,
+                    control=self._changes.control if self._changes is not None else None,
                 )
             finally:
                 gate.end()

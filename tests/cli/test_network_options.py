@@ -9,7 +9,8 @@ import pytest
 
 from agent_sandbox import policy_files
 from agent_sandbox.cli import context
-from agent_sandbox.cli.options import PolicyOptions
+from agent_sandbox.cli.options import CommandOptions, PolicyOptions
+from agent_sandbox.cli.parser import parse
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.model import Guarantee, Policy
 from agent_sandbox.workspace.project import Project
@@ -30,8 +31,8 @@ class Machine:
         for path, text in ((self.system, system), (self.user, user), (self.project / "agent-sandbox.toml", project)):
             path.write_text(text)
 
-    def policy(self, *network: str, allow: bool = False, files: tuple[str, ...] = ()) -> Policy:
-        options = PolicyOptions(network=network, allow_network=allow, files=files)
+    def policy(self, *network: str, allow: bool = False, files: tuple[str, ...] = (), publish: tuple[str, ...] = ()) -> Policy:
+        options = PolicyOptions(network=network, allow_network=allow, files=files, publish=publish)
         policy = context.policy_of(options, Project(str(self.project)))
         assert policy.network.outbound == (Guarantee.EGRESS_ONLY in policy.requires) != (Guarantee.NO_NETWORK in policy.requires)
         return policy
@@ -52,7 +53,73 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return made
 
 
+def test_budgets_of_every_file_and_of_options_hold_together(machine: Machine) -> None:
+    texts = {who: f'[network]\nbudgets = ["* {size}"]\n' for who, size in (("system", "30MB"), ("user", "20MB"), ("project", "10MB"))}
+    machine.write(**texts)
+
+    def budgets(*network: str) -> set[str]:
+        options = PolicyOptions(network=network, budgets=("a.example 5/min",))
+        return set(map(str, context.policy_of(options, Project(str(machine.project))).network.budgets))
+
+    assert budgets() == set(), "without a network there is nothing to count"
+    assert budgets("a.example") == {"* 30MB", "* 20MB", "* 10MB", "a.example 5/min"}
+    machine.write(**{**texts, "user": texts["user"] + "outbound = true\n"})
+    assert budgets() == {"* 30MB", "* 20MB", "* 10MB", "a.example 5/min"}
+    machine.write(project='[network]\nbudgets = ["* lots"]\n')
+    with pytest.raises(PolicyError, match="not a budget"):
+        machine.policy("a.example")
+
+
 ALL = {"a.example", "b.example", "c.example"}
+
+
+def answers(machine: Machine, *network: str, capable: tuple[str, ...] = ()) -> list[str]:
+    """Whether each of three hosts may be reached, is asked for, is answered for by a capability, or is refused."""
+    policy = context.policy_of(PolicyOptions(network=network, capable=capable), Project(str(machine.project)))
+    assert policy.asks_somebody == policy.network.questions
+    found = []
+    for name in ("a.example", "b.example", "c.example"):
+        asked = "ask" if policy.network.asks_for(name, 443, person=True) else "capability" if policy.network.asks_for(name, 443) else "no"
+        found.append("yes" if not policy.network.objection(name, 443) else asked)
+    return found
+
+
+def test_only_a_person_lets_somebody_be_asked_and_every_other_file_only_takes_away(machine: Machine) -> None:
+    asking = f'{ASKS}hosts = ["a.example"]\nask = ["b.example"]\n'
+    machine.write(user=asking)
+    assert answers(machine) == ["yes", "ask", "no"]
+    machine.write(project='[network]\nask = ["*"]\n', system='[network]\nask = ["*"]\n')
+    assert answers(machine) == ["no"] * 3, "a project's file and the system's let nobody be asked"
+    assert answers(machine, "a.example") == ["ask", "no", "no"], "the system's makes a question of what an option opens"
+    machine.write(user=asking, project='[network]\nhosts = ["a.example", "c.example"]\n')
+    assert answers(machine) == ["yes", "no", "no"]
+    machine.write(project='[approvals]\nnetwork = ["a.example"]\n')
+    assert answers(machine, "a.example", "b.example+ask") == ["ask", "ask", "no"], "an approval is needed whatever was typed"
+    machine.write(project='[network]\ndenied_hosts = ["b.example"]\n')
+    assert answers(machine, "a.example", "*+ask") == ["yes", "no", "ask"]
+
+
+def test_hosts_of_a_capability_are_opened_beside_a_list_and_never_against_a_denial_or_the_system(machine: Machine) -> None:
+    assert answers(machine, capable=("c.example",)) == ["no", "no", "capability"]
+    machine.write(user=f'{ASKS}hosts = ["a.example"]\n', project='[network]\nhosts = ["a.example", "b.example"]\n')
+    assert answers(machine, capable=("c.example",)) == ["yes", "no", "capability"]
+    assert answers(machine, "b.example", capable=("c.example",)) == ["no", "yes", "capability"]
+    for text in ('denied_hosts = ["c.example"]', "outbound = false"):
+        machine.write(project=f"[network]\n{text}\n")
+        assert answers(machine, capable=("c.example",))[2] == "no", text
+    for text in ('hosts = ["a.example"]', "outbound = false", 'denied_hosts = ["*"]', "ports = [22]"):
+        machine.write(system=f"[network]\n{text}\n")
+        assert answers(machine, capable=("c.example",))[2] == "no", text
+    machine.write(system='[network]\nhosts = ["a.example"]\nports = [80, 443]\n')
+    assert answers(machine, "a.example", capable=("c.example",)) == ["yes", "no", "no"], "also where an option says the same as the system"
+    machine.write(project='requires = ["no-network"]\n')
+    assert answers(machine, capable=("c.example",)) == ["no"] * 3
+
+
+def test_no_option_names_the_hosts_of_a_capability() -> None:
+    words = ["run", "--network", "a.example", "--budget", "a.example requests:2", "--publish", "8000", "--no-dlp", "true"]
+    policy = CommandOptions.read(parse(words)).policy
+    assert (policy.network, policy.budgets, policy.capable) == (("a.example",), ("a.example requests:2",), ())
 
 
 def test_without_a_word_there_is_none_and_options_open_what_they_name(machine: Machine) -> None:
@@ -149,3 +216,37 @@ def test_a_policy_file_with_a_bad_rule_is_refused_by_name(machine: Machine) -> N
         machine.write(user=f"[network]\n{line}\n")
         with pytest.raises(PolicyError, match=why):
             machine.policy()
+
+
+def test_a_typed_port_is_published_unless_the_systems_file_or_a_chosen_one_forbids_it(machine: Machine) -> None:
+    def published(*network: str, files: tuple[str, ...] = ()) -> bool:
+        return machine.policy(*network, files=files, publish=("8000",)).network.inbound
+
+    closed = "[network]\ninbound = false\n"
+    assert published() and published("a.example")
+    machine.write(user=closed, project=closed)
+    assert published() and published("a.example"), "an option overrides these two files"
+    forbidding: tuple[tuple[dict[str, str], tuple[str, ...]], ...] = (
+        ({"system": closed}, ()),
+        ({"system": 'requires = ["no-network"]\n'}, ()),
+        ({}, ("medium",)),
+    )
+    for files, chosen in forbidding:
+        machine.write(**files)
+        with pytest.raises(PolicyError, match=r"no port may be published: .* forbids it"):
+            published(files=chosen)
+        assert not machine.policy(files=chosen).network.inbound, "the control: without the option, the run goes on"
+    for where in ("user", "project"):
+        machine.write(**{where: 'requires = ["no-network"]\n'})
+        with pytest.raises(PolicyError, match="no port may be published"):
+            published()
+
+
+def test_no_file_publishes_a_port(machine: Machine) -> None:
+    machine.write(**dict.fromkeys(("system", "user", "project"), "[network]\noutbound = true\ninbound = true\n"))
+    assert not machine.policy().network.inbound and not machine.policy("a.example").network.inbound
+    for where in ("system", "user", "project"):
+        machine.write(**{where: "[network]\npublish = [8000]\n"})
+        with pytest.raises(PolicyError, match=r"network\.publish"):
+            machine.policy()
+        machine.write()

@@ -31,7 +31,20 @@ class Fetch {
     }
 }
 """
+GO = """
+package main
+
+import ("fmt"; "io"; "net/http"; "os")
+
+func main() {
+	answer, err := http.Get(os.Args[1])
+	if err != nil { fmt.Fprintln(os.Stderr, err); os.Exit(1) }
+	body, _ := io.ReadAll(answer.Body)
+	fmt.Println(string(body))
+}
+"""
 PYTHON = shlex.quote(sys.executable)
+UV = str(Path(sys.executable).with_name("uv"))  # of the development tools
 PIP = f"-q --no-deps --no-cache-dir --retries 0 --disable-pip-version-check -i https://{{0}}/simple/ {PACKAGE}"
 # Each reaches one host, and says hello from there only if it did. What it writes, it writes to the project.
 CLIENTS = {
@@ -45,10 +58,11 @@ CLIENTS = {
     '\n  print(await got.text())\nasyncio.run(get())"',
     "node": "node -e \"fetch('https://{0}/page').then(r => r.text()).then(console.log).catch(e => {{console.error(e); process.exit(1)}})\"",
     "java": "java Fetch.java https://{0}/page",
+    "go": "go run fetch.go https://{0}/page",
     "git": f"git clone -q https://{{0}}/git/one clone-{{0}} && cat clone-{{0}}/greeting && {HELLO}",
     "pip": f"python3 -m venv --without-pip env-{{0}} && python3 -m pip --python env-{{0}}/bin/python install {PIP}"
     f" && env-{{0}}/bin/python -c 'import {PACKAGE}' && {HELLO}",
-    "uv": f"uv pip install -q --no-cache --target got-{{0}} --default-index https://{{0}}/simple/ {PACKAGE}"
+    "uv": f"{shlex.quote(UV)} pip install -q --no-cache --target got-{{0}} --default-index https://{{0}}/simple/ {PACKAGE}"
     f" && PYTHONPATH=got-{{0}} python3 -c 'import {PACKAGE}' && {HELLO}",
     "npm": f"npm install --silent --fetch-retries 0 --cache cache-{{0}} --prefix npm-{{0}} --registry https://{{0}}/npm/ {PACKAGE}"
     f" && node -e \"require('./npm-{{0}}/node_modules/{PACKAGE}')\" && {HELLO}",
@@ -58,7 +72,7 @@ MODULES = ("requests", "httpx", "aiohttp")
 
 def client(name: str) -> str:
     """Return the command of a client. Skips where there is no such client."""
-    program = CLIENTS[name].split()[0]
+    (program, *_) = shlex.split(CLIENTS[name])
     if name in MODULES:
         pytest.importorskip(name, reason="it is not installed")
     elif shutil.which(program) is None:
@@ -77,6 +91,7 @@ def go(project: Path, tmp_path: Path) -> Go:
         place = tmp_path / name
         _publish(place / "git" / "one")
         (project / "Fetch.java").write_text(JAVA)
+        (project / "fetch.go").write_text(GO)
         env = {key: value for key, value in os.environ.items() if "proxy" not in key.lower() and not key.startswith(("PIP_", "npm_"))}
         env |= {"AGENT_SANDBOX_STATE": str(tmp_path / "state"), "PIP_CONFIG_FILE": os.devnull}
         line = line.replace("{sandbox}", shlex.join(PROGRAM)).replace("{place}", str(place))
@@ -188,6 +203,16 @@ def test_a_client_of_postgresql_reaches_the_host_and_port_that_are_named(go: Go)
     assert sent[4:8] == b"\0\3\0\0" and b"user\0someone\0database\0things\0" in sent, "the first message of version 3 of its protocol"
 
 
+@pytest.mark.skipif(shutil.which("redis-cli") is None, reason="needs redis-cli")
+def test_a_client_of_redis_reaches_the_host_and_port_that_are_named(go: Go) -> None:
+    command = "redis-cli -h {0} ping canary"
+    both = f"{command.format('db.test')}; {command.format('cache.db.test')}"
+    visit = go(_inside(both, "--network", "db.test:6379"))
+    assert visit.stdout.count("canary") == 1 and set(visit.asked) == {"db.test"}, visit
+    assert visit.received == {f"{ADDRESSES['db.test']}:6379": b"*2\r\n$4\r\nping\r\n$6\r\ncanary\r\n"}
+    assert go(both, name="control").stdout.count("canary") == 2, "without a sandbox it reaches both"
+
+
 @pytest.mark.needs_root
 @pytest.mark.skipif(shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None, reason="needs apt-get and dpkg-deb")
 def test_apt_installs_a_package_from_the_host_that_is_allowed(go: Go, tmp_path: Path) -> None:
@@ -243,3 +268,71 @@ def test_the_authority_of_a_run_is_in_no_change_set(go: Go) -> None:
     run = "{sandbox} run --network web.test -- sh -c 'curl -sS https://web.test/page > page.txt'"
     visit = go(f"{run}; {{sandbox}} diff --json")
     assert "page.txt" in visit.stdout and "CERTIFICATE" not in visit.stdout and "ca-certificates" not in visit.stdout, visit
+
+
+PROXIES = " ".join(f"--env {name}=http://proxy.corp.test:8080" for name in ("HTTP_PROXY", "https_proxy", "ALL_PROXY", "npm_config_proxy"))
+
+
+@pytest.mark.parametrize("name", ["curl", "curl without encryption", "requests", "git", "pip", "npm"])
+def test_variables_that_name_a_proxy_lead_to_the_same_door(go: Go, name: str) -> None:
+    command = client(name)
+    visit = go(_inside(f"{command.format('web.test')}; {command.format('other.test')}", "--network", "web.test", *PROXIES.split()))
+    assert "hello from web.test" in visit.stdout, visit
+    assert "hello from other.test" not in visit.stdout
+    assert {where.partition(":")[0] for where in visit.received} == {WEB}
+    assert set(visit.asked) == {"web.test"}, "and nobody was asked for the proxy of the caller"
+
+
+CONNECT = """
+import socket, ssl
+def through(connect, name, path="/page", host=""):
+    with socket.create_connection(("198.18.0.1", 3128), 30) as way:
+        way.sendall(f"CONNECT {connect} HTTP/1.1\\r\\nHost: {connect}\\r\\n\\r\\n".encode())
+        if " 200 " not in (said := way.recv(4096).decode()):
+            return said.split("\\r\\n")[0]
+        with ssl._create_unverified_context().wrap_socket(way, server_hostname=name) as tls:
+            tls.sendall(f"GET {path} HTTP/1.1\\r\\nHost: {host or name}\\r\\nConnection: close\\r\\n\\r\\n".encode())
+            return tls.makefile().read()
+print(through("web.test:443", "web.test"))
+print(through("web.test:443", "other.test", "/canary"), through("web.test:443", "web.test", "/canary", "other.test"))
+print(through("other.test:443", "web.test", "/canary"), through("127.0.0.1:443", "web.test", "/canary"))
+print(through("%s:443", "web.test", "/canary"), through("web.test:22", "web.test", "/canary"))
+"""
+
+
+def test_connect_names_the_host_of_tls_and_of_the_request(go: Go, project: Path) -> None:
+    (project / "connect.py").write_text(CONNECT % OTHER)
+    visit = go(_inside("python3 connect.py", "--network", "web.test,other.test:80") + "; {sandbox} log --all --category network")
+    assert visit.stdout.count("hello from web.test") == 1, visit
+    assert set(visit.received) == {f"{WEB}:443"} and b"canary" not in visit.received[f"{WEB}:443"]
+    assert "its TLS asks for other.test" in visit.stdout and "403" in visit.stdout
+
+
+NAMES_BY_TCP = """
+import socket
+def ask(name, server):
+    labels = b"".join(bytes([len(part)]) + part.encode() for part in name.split("."))
+    question = bytes(4) + b"\\0\\1" + bytes(6) + labels + b"\\0\\0\\1\\0\\1"
+    with socket.create_connection((server, 53), 30) as way:
+        way.sendall(len(question).to_bytes(2, "big") + question)
+        answer = way.makefile("rb").read(int.from_bytes(way.recv(2), "big"))
+    return answer[3] & 15, answer[7]
+print(ask("web.test", "9.9.9.9"), ask("web.test", "2620:fe::fe"), ask("other.test", "9.9.9.9"), ask("canary.other.test", "127.0.0.53"))
+"""
+
+
+def test_names_are_asked_over_tcp_as_over_udp(go: Go, project: Path) -> None:
+    (project / "names.py").write_text(NAMES_BY_TCP)
+    visit = go(_inside("python3 names.py", "--network", "web.test") + "; {sandbox} log --all --category network")
+    assert visit.stdout.startswith("(0, 1) (0, 1) (3, 0) (3, 0)\n"), visit
+    assert visit.asked == [] and "DENIED" in visit.stdout, "nobody beyond is asked, and what was refused is recorded"
+
+
+def test_a_budget_ends_what_goes_beyond_it(go: Go) -> None:
+    curl = "curl -sS https://web.test/page; echo; "
+    visit = go(_inside(curl * 3 + curl.replace("web", "other"), "--network", "web.test,other.test", "--budget", "web.test requests:2"))
+    assert visit.stdout.count("hello from web.test") == 2 and "hello from other.test" in visit.stdout, visit
+    assert "the budget web.test requests:2 is used up: all 2 requests were made" in visit.stdout
+    assert visit.received[f"{WEB}:443"].count(b"GET /page") == 2
+    visit = go(_inside("echo ran", "--budget", "web.test requests:2"), name="without")
+    assert "--budget is for a run with a network" in visit.stderr and "ran" not in visit.stdout

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.program import PROGRAM
+from tests.egress.aws_host import KEY_ID, SECRET, TOKEN, problem
 from tests.egress.internet import ADDRESSES, Visit, run_on_internet
 
 WEB, OTHER = (ADDRESSES[name] for name in ("web.test", "other.test"))
@@ -197,3 +198,31 @@ def test_without_a_sandbox_or_with_the_search_off_the_same_data_arrives(go: Go, 
     assert b"".join(visit.received.values()).count(b"HTTP/1.1\r\n") == 9, visit
     visit = go(_inside(_leaks(DATA[rule]), "--network 'web.test,*.web.test' --no-dlp"), name="off")
     assert b"".join(visit.received.values()).count(b"HTTP/1.1\r\n") == 9, visit
+
+
+def test_a_client_signs_with_placeholders_and_aws_gets_a_valid_signature(project: Path, tmp_path: Path) -> None:
+    env = {key: value for key, value in os.environ.items() if "proxy" not in key.lower() and not key.startswith("AWS_")}
+    env |= {"AGENT_SANDBOX_STATE": str(tmp_path / "state")}
+    env |= {"AWS_ACCESS_KEY_ID": KEY_ID, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_SESSION_TOKEN": TOKEN}
+    curl = (
+        'curl -sS --aws-sigv4 aws:amz:eu-west-1:execute-api --user "$AWS_ACCESS_KEY_ID:$AWS_SECRET_ACCESS_KEY" https://{}/headers?a=1; env'
+    )
+    line = shlex.join(PROGRAM) + " run --throw-away --network web.test,other.test --secret AWS_SECRET_ACCESS_KEY@web.test+aws -- sh -c "
+    visit = run_on_internet(tmp_path / "net", ["sh", "-c", line + shlex.quote(curl.format("web.test"))], env=env, cwd=project)
+    (request,) = [each + b"\r\n\r\n" for each in visit.received[f"{WEB}:443"].split(b"\r\n\r\n") if each]
+    assert problem(request) == "" and TOKEN.encode() in request, visit
+    assert problem(request, secret="another") != "", "the control: the host really checks"
+    assert not any(each in visit.stdout + visit.stderr for each in (KEY_ID, SECRET, TOKEN))
+    assert "AWS_SECRET_ACCESS_KEY=agent-sandbox-secret-" in visit.stdout
+    visit = run_on_internet(tmp_path / "other", ["sh", "-c", line + shlex.quote(curl.format("other.test"))], env=env, cwd=project)
+    assert visit.received == {} and REFUSED in visit.stdout, visit
+
+
+def test_a_secret_in_two_requests_does_not_arrive_whole(go: Go) -> None:
+    halves = (VALUE[:12], VALUE[12:])
+    line = "; ".join(f"curl -sS 'https://web.test/page?part={half}'; echo" for half in halves)
+    visit = go(_inside(line, "--network web.test"))
+    assert halves[0].encode() in visit.received[f"{WEB}:443"] and halves[1].encode() not in visit.received[f"{WEB}:443"], visit
+    assert REFUSED in visit.stdout and "the last piece" in visit.stdout
+    visit = go(f"unset TOKEN; {_inside(line, '--network web.test')}", name="control")
+    assert halves[1].encode() in visit.received[f"{WEB}:443"], "the control: it is the caller's own secret that is found"

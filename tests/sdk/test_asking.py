@@ -229,8 +229,11 @@ def test_a_token_is_for_the_sandbox_of_its_name_and_less_of_it_can_be_handed_on(
 def test_what_says_nothing_is_refused() -> None:
     with pytest.raises(PolicyError, match="without approval rules"):
         Sandbox(approver=Boss())
-    with pytest.raises(PolicyError, match="without approval rules"):
+    with pytest.raises(PolicyError, match="invalid capability token"):
         Sandbox(asks=AskRules(), capabilities=["cap1.x"])
+    other = Sandbox(name="another", asks=TOOL).grant("call send *", seconds=60)
+    with pytest.raises(PolicyError, match="without approval rules"):
+        Sandbox(asks=AskRules(), capabilities=[other])
     with pytest.raises(PolicyError, match="invalid capability token") as refusal:
         Sandbox(asks=CODE, capabilities=["cap1.secret"])
     assert "cap1.secret" not in str(refusal.value)

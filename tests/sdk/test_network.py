@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import socket
 from collections.abc import Iterator
@@ -9,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox import NetworkPermission, PermissionSet, PolicyError, RuntimeUnavailable, Sandbox, SandboxConfig, assembly
+from agent_sandbox import NetworkPermission, PermissionSet, PolicyError, RuntimeUnavailable, Sandbox, SandboxConfig, assembly, policy_files
 from agent_sandbox.isolation import IsolationConfig
-from agent_sandbox.policy.model import OFFLINE, locked
+from agent_sandbox.policy.model import OFFLINE, Guarantee, locked
 from agent_sandbox.policy.network import NetworkRules, network_rules, public_web
 from agent_sandbox.runtime.process.runtime import TRAITS as PROCESS
 from agent_sandbox.runtime.router.model import Candidate, Permits, Workload
@@ -96,8 +97,8 @@ def test_permissions_say_the_same_in_their_own_words() -> None:
     assert rules.passes_opaque("db.example.com", 5432), "a host and a port that are both named"
     assert not rules.passes_opaque("a.example.org", 5432) and not rules.passes_opaque("db.example.com", 443)
     assert PermissionSet([NetworkPermission(denied_hosts=["*.example.com"])]).policy().network.outbound is False
-    with pytest.raises(PolicyError, match="accepts no connections from outside"):
-        PermissionSet([NetworkPermission(allow_inbound=True)])
+    inbound = PermissionSet([NetworkPermission(allow_inbound=True)]).policy()
+    assert inbound.network.inbound and not inbound.network.outbound and Guarantee.NO_NETWORK in inbound.requires
     with pytest.raises(PolicyError, match="permissions are given, and network as well"):
         Sandbox(network=["example.com"], permissions=PermissionSet())
 
@@ -129,6 +130,19 @@ def test_without_the_extra_it_is_refused_before_anything_runs(monkeypatch: pytes
     assert Sandbox().execute("print(1)").stdout == "1\n", "without a network nothing of it is needed"
 
 
+def test_a_network_needs_no_hyperscan_which_not_every_platform_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.util.find_spec
+
+    def without(*missing: str) -> None:
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name, package=None: None if name in missing else real(name, package))
+
+    without("hyperscan")
+    assembly.check_network()
+    without("re2")
+    with pytest.raises(RuntimeUnavailable, match="google-re2"):  # the control: what it does need
+        assembly.check_network()
+
+
 def test_code_for_the_network_is_refused_early_only_where_there_is_none() -> None:
     result = Sandbox().execute("import urllib.request\nprint(1)")
     assert result.error is not None and "allow_network=True or network=" in result.error
@@ -145,3 +159,18 @@ def test_a_projects_file_opens_no_network_and_is_told_so(project: Path, tmp_path
     done = Shell(project, {"AGENT_SANDBOX_STATE": str(tmp_path / "state")})("code", "reach.py")
     assert json.loads(done.stdout)["reached"] is False
     assert b"narrows one, and opens none; --network HOST does" in done.stderr
+
+
+def test_publishing_is_for_the_permissions_and_the_systems_file_to_allow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inward = PermissionSet([NetworkPermission(allow_inbound=True)])
+    assert Sandbox(publish=[8000]).config.policy().network.inbound
+    assert Sandbox(publish=[8000], permissions=inward).config.policy().network.inbound
+    for without in (PermissionSet(), PermissionSet([NetworkPermission(allow_outbound=True)])):
+        with pytest.raises(PolicyError, match="the permissions allow no inbound connections"):
+            Sandbox(publish=[8000], permissions=without)
+    system = tmp_path / "system.toml"
+    system.write_text("[network]\ninbound = false\n")
+    monkeypatch.setattr(policy_files, "SYSTEM", str(system))
+    with pytest.raises(PolicyError, match=r"no port may be published: .*system\.toml forbids it"):
+        Sandbox(publish=[8000])
+    assert Sandbox().execute("print(1)").stdout == "1\n", "the control: everything else goes on"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox.assembly import here
-from agent_sandbox.package_indexes import PackageIndex, configured, credential_notes
+from agent_sandbox.package_indexes import PackageIndex, configured
 from agent_sandbox.policy.network_presets import NPM, PYPI
 
 FILES = {
@@ -52,7 +52,6 @@ def test_every_configured_index_is_found_with_the_file_that_names_it(machine: Pa
     indexes = found(machine)
     assert {each.host for each in indexes} == HOSTS
     assert {os.path.relpath(each.origin, machine) for each in indexes} == {*FILES}
-    assert not any(each.credentials for each in indexes) and credential_notes(indexes) == ()
     assert "CANARY" not in repr(indexes)
 
 
@@ -103,14 +102,6 @@ def test_the_environment_names_no_index(machine: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("PIP_CONFIG_FILE", str(config))
     assert {each.host for each in found(machine)} == HOSTS
     assert "evil.example" not in {each.host for each in here().package_indexes(None)}
-
-
-def test_credentials_are_left_behind_and_said_to_be(machine: Path) -> None:
-    (machine / "etc/pip.conf").write_text("[global]\nindex-url = https://user:CANARY@pip.corp.example/simple\n")
-    indexes = found(machine)
-    assert [each.host for each in indexes if each.credentials] == ["pip.corp.example"]
-    (note,) = credential_notes(indexes)
-    assert "pip.corp.example with credentials" in note and "CANARY" not in note + repr(indexes)
 
 
 @pytest.mark.parametrize(

@@ -27,22 +27,22 @@ MODULES = ("aio", "files", "sandbox", "session", "workspaces")
 
 SURFACE = {
     "AsyncFiles": "exists list mkdir read read_bytes remove stat write",
-    "AsyncSandbox": "audit close config execute files grant id kill replay revoke run session simulate status",
+    "AsyncSandbox": "audit close config execute files grant id intent kill propose_network replay revoke run session simulate status",
     "AsyncSession": "changes close ended files id kill run",
-    "AsyncWorkspace": "carry_out changes close diff drift execute files forget id kill over project promote reset rollback run simulate "
-    "snapshot snapshots undo",
+    "AsyncWorkspace": "carry_out changes close diff drift execute files forget id intent kill over project promote "
+    "propose_network reset rollback run simulate snapshot snapshots undo",
     "CodeExecutor": "execute validate_code",
     "FileEntry": "is_directory name target",
     "IsolationBackend": "execute is_available",
     "PermissionSet": "add grants network over policy settings warnings",
     "ProcessIsolation": "execute is_available",
     "Replay": None,
-    "Sandbox": "close execute files grant id kill replay revoke run session simulate status",
+    "Sandbox": "close execute files grant id intent kill propose_network replay revoke run session simulate status",
     "SandboxFiles": "exists list mkdir read read_bytes remove stat write",
     "SandboxResult": None,
     "SandboxSession": "changes close ended files id kill run",
-    "Workspace": "carry_out changes close diff drift execute files forget id kill over promote reset rollback run simulate snapshot "
-    "snapshots undo",
+    "Workspace": "carry_out changes close diff drift execute files forget id intent kill over promote "
+    "propose_network reset rollback run simulate snapshot snapshots undo",
     "WorkspaceDiff": None,
 }
 
@@ -99,6 +99,7 @@ def test_the_types_of_the_settings_are_those_of_the_configuration() -> None:
     names = vars(importlib.import_module("agent_sandbox.audit")) | vars(importlib.import_module("agent_sandbox.policy.code.patterns"))
     names |= vars(importlib.import_module("agent_sandbox.policy.network"))
     names |= vars(importlib.import_module("agent_sandbox.policy.bound_secrets"))
+    names |= vars(importlib.import_module("agent_sandbox.policy.intents"))
     typed = get_type_hints(options.SandboxSettings, localns=names)
     configured = {
         name: hint for name, hint in get_type_hints(SandboxConfig).items() if name in {each.name for each in fields(SandboxConfig)}

@@ -11,7 +11,7 @@ from typing import get_args
 import pytest
 
 from agent_sandbox.errors import Denied, PolicyError, SandboxError
-from agent_sandbox.policy.action import Action, CallTool, Promote, RunCode, RunCommand, Undo, UseFile
+from agent_sandbox.policy.action import Action, CallTool, Connect, OpenNetwork, Promote, RunCode, RunCommand, Undo, UseFile
 from agent_sandbox.policy.decide import Allow, Deny, decide
 from agent_sandbox.policy.paths import parse
 from agent_sandbox.runtime.base import ExitReason
@@ -57,8 +57,10 @@ def _shown(kept: Box, as_if: Box | None = None) -> str:
 @case(23)
 def test_a_working_directory_outside_the_rules_is_refused(number: int, box: Box, tell: Tell) -> None:
     """The one path that comes with every request."""
-    # Tools of the caller's, CallTool, are attacked in test_conversation.py; UseFile, whose path the caller names, in test_caller_files.py.
-    assert get_args(Action) == (RunCode, RunCommand, Promote, Undo, CallTool, UseFile), "another kind of action needs an attack of its own"
+    # Tools of the caller's, CallTool, are attacked in test_conversation.py; UseFile, whose path the caller names, in test_caller_files.py;
+    # OpenNetwork and Connect, which name hosts, in sdk/test_intents.py and egress/test_consent.py.
+    known = (RunCode, RunCommand, Promote, Undo, CallTool, UseFile, OpenNetwork, Connect)
+    assert get_args(Action) == known, "another kind of action needs an attack of its own"
     locked = box.files(read=True, allowed=[parse(str(box.project / "src"))])
     for directory in (box.project, box.project / "src/..", box.home / ".ssh", Path("/etc"), Path("/proc/self/root/etc")):
         with pytest.raises((Denied, PolicyError)):

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from agent_sandbox import policy_files
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.assembly import here
-from agent_sandbox.cli.caller import in_a_child
+from agent_sandbox.cli.caller import CAPABILITY, in_a_child
 from agent_sandbox.cli.options import CommandOptions, PolicyOptions
 from agent_sandbox.cli.render.messages import Console, remark
 from agent_sandbox.engine.gate import Gate
@@ -22,6 +22,7 @@ from agent_sandbox.policy.model import CLONED_LIMITS, OFFLINE, Limits, Policy, P
 from agent_sandbox.policy.paths import PathPattern, parse
 from agent_sandbox.policy.search_rules import SearchRules
 from agent_sandbox.policy.secrets import reveal
+from agent_sandbox.policy.traffic_budgets import TrafficBudget, read_budget
 from agent_sandbox.workspace.changes import Change, ChangeSet
 from agent_sandbox.workspace.originals.runs import file_clock_ns
 from agent_sandbox.workspace.project import Project, find_project
@@ -31,8 +32,10 @@ from agent_sandbox.workspace.stored_sandbox import Stored
 if TYPE_CHECKING:
     from agent_sandbox.cli.elevation import Lifted
     from agent_sandbox.engine.code_check import EarlyLook
+    from agent_sandbox.engine.network_control import NetworkControl
     from agent_sandbox.engine.runtimes import Registry
     from agent_sandbox.policy.files.layers import Effective
+    from agent_sandbox.policy.network import NetworkRules
     from agent_sandbox.runtime.base import Runtime
 
 
@@ -92,7 +95,7 @@ def policy_of(options: PolicyOptions, project: Project) -> Policy:
     """
     layers = layers_for(options, project)
     if not layers.all:  # the usual case: nothing more is loaded
-        return _preset(options, project, _limits(options))
+        return _alone(options, project)
     return _effective(options, project, layers).policy
 
 
@@ -112,14 +115,31 @@ def _effective(options: PolicyOptions, project: Project, layers: policy_files.La
     typed = ceiling.network.outbound
     if not typed:
         asked = policy_files.asked_network(layers, project.path)
-        ceiling = with_network(ceiling, replace(asked, search=SearchRules(off=options.no_dlp)))
+        search, budgets = SearchRules(off=options.no_dlp), _budgets(options, asked)
+        ceiling = with_network(ceiling, replace(asked, inbound=ceiling.network.inbound, search=search, budgets=budgets))
+    if options.capable:
+        ceiling = with_network(ceiling, ceiling.network.with_capable(options.capable))
     limits = policy_files.changed_limits(CLONED_LIMITS, _limits(options))
-    return policy_files.under(layers, ceiling, limits, typed_network=typed, project=project.path)
+    return policy_files.under(
+        layers,
+        ceiling,
+        limits,
+        typed_network=typed,
+        typed_ports=bool(options.publish),
+        capable=options.capable,
+        project=project.path,
+    )
 
 
 def ceiling_of(options: PolicyOptions, project: Project) -> Policy:
     """Return the preset of the command line, narrowed by the system's policy file alone. No other policy file can permit more."""
     return _effective(options, project, policy_files.layers_of(None)).policy
+
+
+def _alone(options: PolicyOptions, project: Project) -> Policy:
+    """Return the policy of a command where there is no policy file."""
+    policy = _preset(options, project, _limits(options))
+    return with_network(policy, policy.network.with_capable(options.capable)) if options.capable else policy
 
 
 def _preset(options: PolicyOptions, project: Project, limits: Limits) -> Policy:
@@ -131,9 +151,16 @@ def _preset(options: PolicyOptions, project: Project, limits: Limits) -> Policy:
     network = OFFLINE
     if options.network or options.allow_network:
         network = here().network(options.network, web=options.allow_network, project=project.path)
-        network = replace(network, search=SearchRules(off=options.no_dlp))
+        network = replace(network, search=SearchRules(off=options.no_dlp), budgets=_budgets(options, network))
+    if options.publish:
+        network = replace(network, inbound=True)
     policy = cloned(masks=masks, denied=denied, network=network, limits=limits, system=options.system, programs=programs)
     return repeatable(policy) if options.deterministic else policy
+
+
+def _budgets(options: PolicyOptions, network: NetworkRules) -> tuple[TrafficBudget, ...]:
+    """Return the budgets of a network and of the options. Raises `PolicyError` for one that cannot be read."""
+    return (*network.budgets, *map(read_budget, options.budgets))
 
 
 def _pattern(text: str) -> PathPattern:
@@ -149,13 +176,8 @@ def _limits(options: PolicyOptions) -> Limits:
 def _governed(options: PolicyOptions, project: Project, console: Console) -> tuple[Policy, EarlyLook | None]:
     """Return the policy of a run, and the check of code before it runs, if any. Prints the warnings of the policy files."""
     layers = layers_for(options, project)
-    if "packages" in options.network or any("packages" in layer.get("network.presets", ()) for layer in layers.all):
-        from agent_sandbox.package_indexes import credential_notes  # few runs have a network
-
-        for note in credential_notes(here().package_indexes(project.path)):
-            console.note(note)
     if not layers.all:
-        return _preset(options, project, _limits(options)), None
+        return _alone(options, project), None
     effective = _effective(options, project, layers)
     for warning in effective.warnings:
         console.note(warning)
@@ -167,7 +189,7 @@ def gate_for(policy: Policy, project: Project, sandbox: str, *, capabilities: tu
 
     A throw-away sandbox uses the capabilities and questions of its project's sandbox.
     """
-    if not policy.asks.asks:
+    if not policy.asks_somebody:
         if capabilities:
             from agent_sandbox.cli.approval_prompt import tokens_of  # an invalid token is refused here too
 
@@ -200,6 +222,8 @@ def session_for(options: CommandOptions, console: Console, runtimes: Runtimes, o
     asked = file_clock_ns()
     sandbox = None if options.throw_away or options.diff or options.simulate else current(options.project)
     project = sandbox.project if sandbox else project_of(options.project, throw_away=keeps_nothing(options))
+    if options.capabilities or CAPABILITY in os.environ:
+        options = replace(options, policy=replace(options.policy, capable=_opened_hosts(options, project, console)))
     (policy, early), lifted = _governed(options.policy, project, console), None
     if os.path.isdir(here().host.elevations):  # rarely there
         from agent_sandbox.cli import elevation
@@ -208,6 +232,9 @@ def session_for(options: CommandOptions, console: Console, runtimes: Runtimes, o
     # A throw-away clone is recorded under its project's sandbox, so that `log` can tell projects apart.
     name = sandbox.state.id if sandbox else f"{sandbox_id(project.path)}/{'simulation' if options.simulate else 'throw-away'}"
     gate = gate_for(lifted.policy if lifted else policy, project, name, capabilities=options.capabilities)
+    provisions = _provisions(options, gate.policy, project)
+    for note in provisions.notes:
+        console.note(note)
     session = here().session(
         gate,
         runtimes,
@@ -217,13 +244,47 @@ def session_for(options: CommandOptions, console: Console, runtimes: Runtimes, o
         beside=in_a_child,
         early=early,
         asked_ns=asked,
-        provisions=_provisions(options, gate.policy, project),
+        provisions=provisions,
+        control=_control(options, gate),
     )
     return Opening(session, sandbox, project, lifted)
 
 
+def _control(options: CommandOptions, gate: Gate) -> NetworkControl | None:
+    """Return the control of a run whose intent is declared. Raises `PolicyError` if it cannot be."""
+    if options.intent is None:
+        return None
+    if not gate.policy.network.outbound:
+        raise PolicyError("--intent is for a run with a network, and this one has none", hint="add --network HOST")
+    if options.explain:  # nothing is run
+        from agent_sandbox.policy.intents import known_intent  # few policies name intents
+
+        known_intent(gate.policy.network, options.intent)
+        return None
+    control = here().network_control(gate.note)
+    control.declare(gate.policy.network, options.intent, later=True)
+    return control
+
+
+def _opened_hosts(options: CommandOptions, project: Project, console: Console) -> tuple[str, ...]:
+    """Return the hosts that the capabilities of a run open. Each request to them is answered for by a capability, or refused."""
+    from agent_sandbox.cli.approval_prompt import tokens_of  # few runs have a capability
+    from agent_sandbox.policy.tokens import hosts_of, parse
+
+    held = (*tokens_of(options.capabilities), *filter(None, map(parse, os.environ.get(CAPABILITY, "").split())))
+    hosts: list[str] = []
+    for token in held:
+        if (named := hosts_of(token)) and not (opened := here().capabilities().opened(token, sandbox=sandbox_id(project.path))):
+            console.note(f"a capability opens nothing of {', '.join(named)}: it was revoked, has expired, or is for another sandbox")
+        elif named:
+            hosts += opened
+    return tuple(dict.fromkeys(hosts))
+
+
 def _provisions(options: CommandOptions, policy: Policy, project: Project) -> Provisions:
     """Return what the egress is given. Raises `PolicyError` for a secret that cannot be used, or that the run is also given itself."""
+    if options.policy.budgets and not policy.network.outbound:
+        raise PolicyError("--budget is for a run with a network, and this one has none", hint="add --network HOST")
     if not (options.secrets or policy.network.outbound):
         return NO_PROVISIONS
     from agent_sandbox.policy.bound_secrets import Secret  # few runs have a network
@@ -232,7 +293,16 @@ def _provisions(options: CommandOptions, policy: Policy, project: Project) -> Pr
     handed = {name: value if equals else os.environ.get(name, "") for name, equals, value in (each.partition("=") for each in options.env)}
     if both := [each.name for each in secrets if each.name in handed]:
         raise PolicyError(f"--env {both[0]} would show the run the secret {both[0]}", hint="leave --env out: the run has a placeholder")
-    return here().provisions(policy, secrets, project=project.path, handed=handed.values())
+    packages = _opens_packages(options.policy, project)
+    return here().provisions(policy, secrets, project=project.path, handed=handed.values(), packages=packages)
+
+
+def _opens_packages(options: PolicyOptions, project: Project) -> bool:
+    """Return whether a person has opened the package indexes of this machine: by an option, or in a document of theirs."""
+    if options.network or options.allow_network:
+        return "packages" in options.network
+    layers = layers_for(options, project)
+    return any("packages" in layer.get("network.presets", ()) for layer in (*layers.user, *layers.chosen))
 
 
 @dataclass(frozen=True)

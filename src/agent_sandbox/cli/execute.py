@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from agent_sandbox._fast.values import dataclass, replace
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.assembly import here
 from agent_sandbox.cli import caller
 from agent_sandbox.cli.context import Opening, Pending, pending_in, session_for, sort, working_directory
@@ -20,11 +20,16 @@ from agent_sandbox.engine.runtimes import Runtimes
 from agent_sandbox.engine.work import Code, Command, Outcome, Work
 from agent_sandbox.errors import Busy, Denied, PolicyError
 from agent_sandbox.policy.model import Policy
+from agent_sandbox.policy.network import WEB_PORTS
 from agent_sandbox.policy.paths import contains
 from agent_sandbox.runtime.base import Exit, ExitReason, Guest
 from agent_sandbox.runtime.process.zygote import Zygote
 from agent_sandbox.workspace.project import Project
 from agent_sandbox.workspace.view.plan import PRIVATE
+
+if TYPE_CHECKING:
+    from agent_sandbox.engine.exchange_records import ExchangeOptions
+    from agent_sandbox.policy.publications import Publication
 
 TIMED_OUT, COULD_NOT_START, NOT_EXECUTABLE, NOT_FOUND, OUT_OF_MEMORY = 124, 125, 126, 127, 137
 LARGEST_INPUT = 16 << 20  # bytes of standard input that a record may hold
@@ -97,6 +102,18 @@ class FlowFacts:
 
 
 @dataclass(frozen=True)
+class PublishedFacts:
+    """A port of this machine that led to the port `inner` of the sandbox, and its use: requests, those turned away, and bytes."""
+
+    port: int
+    inner: int
+    requests: int
+    turned_away: int
+    received: int
+    sent: int
+
+
+@dataclass(frozen=True)
 class ChangeCounts:
     """The number of changes in the sandbox after a run. `kept` is false for a throw-away sandbox."""
 
@@ -131,6 +148,7 @@ class RunResult(VerbResult):
     notes: tuple[str, ...]
     observed: tuple[ObservedFacts, ...] | Omitted  # with --observe
     network: tuple[FlowFacts, ...] | Omitted  # of a run with a network
+    published: tuple[PublishedFacts, ...] | Omitted  # with --publish
     only_programs: tuple[str, ...] | Omitted  # the programs that may be started, if this one could not be
     project: PathName
     changes: ChangeCounts | None
@@ -180,7 +198,7 @@ def perform(
 
     If the policy refuses a program, a person at the terminal may allow it for a limited time. Then the work is tried again.
     """
-    with _runtimes(options, forked, console) as runtimes:
+    with runtimes_for(options, forked, console) as runtimes:
         try:
             return _perform(options, what, stdin, runtimes, console)
         except Denied as refusal:
@@ -195,6 +213,9 @@ def perform(
 
 def _perform(options: CommandOptions, what: Code | Command, stdin: int | bytes, runtimes: Runtimes, console: Console) -> VerbResult:
     same = options.policy.deterministic
+    exchanges = None
+    if options.record_network is not None or options.replay_network is not None:
+        options, exchanges = _exchanges(options)
     with ExitStack() as stack:
         opening = session_for(options, console, runtimes, _say_who_has_it)
         session, project = opening.session, opening.project
@@ -203,6 +224,15 @@ def _perform(options: CommandOptions, what: Code | Command, stdin: int | bytes, 
         env = caller.guest_environment(os.environ, variables_of(options), home=here().host.home, bare=same)
         cwd = directory_of(options, project, session.policy)
         work = Work(what, env, cwd=cwd, stdin=stdin, on_output=caller.pass_on, collect=False, watch_reads=options.watch_reads)
+        if options.policy.publish:
+            from agent_sandbox.policy.publications import read_publications  # few runs publish anything
+
+            ports = read_publications(options.policy.publish)
+            work = replace(work, publish=ports, on_publish=lambda opened: console.note(f"{opened} {_leads(opened)}"))
+        if exchanges is not None:
+            if not session.policy.network.outbound:
+                raise PolicyError("the run has no network, so there are no requests to record or to answer", hint="add --network HOST")
+            work = replace(work, exchanges=exchanges)
         if opening.lifted is not None:
             work = replace(work, left=opening.lifted.left)
             stack.callback(lambda: here().elevations().sweep())
@@ -222,6 +252,29 @@ def _perform(options: CommandOptions, what: Code | Command, stdin: int | bytes, 
 
             return diff_of(options, session, work, project, console)
         return _run(options, opening, work, console)
+
+
+def _leads(opened: Publication) -> str:
+    return f"is open: it leads to port {opened.inner} of the sandbox while this runs"
+
+
+def _exchanges(options: CommandOptions) -> tuple[CommandOptions, ExchangeOptions]:
+    """Return where exchanges are recorded and what answers them; and the options, which open the hosts of the record that answers.
+
+    Nothing leaves a run that is answered from a record, so the hosts are open to requests that the record answers, and to no others.
+    """
+    from agent_sandbox.engine.exchange_records import ExchangeOptions, ExchangeRecord  # few runs are recorded
+
+    record, replay = (os.path.abspath(each) if each is not None else "" for each in (options.record_network, options.replay_network))
+    if replay and not (options.policy.network or options.policy.allow_network):
+        known = ExchangeRecord(replay)
+        known.close()
+        if not known.hosts:
+            raise PolicyError(f"the record {replay!r} holds no exchange", hint="record a run that sends requests")
+        names = ((f"[{name}]" if ":" in name else name, port) for name, port in known.hosts)
+        hosts = tuple(dict.fromkeys(name if port in WEB_PORTS else f"{name}:{port}" for name, port in names))
+        options = replace(options, policy=replace(options.policy, network=hosts))
+    return options, ExchangeOptions(record, options.record_bodies, replay)
 
 
 def variables_of(options: CommandOptions) -> tuple[str, ...]:
@@ -269,6 +322,9 @@ def _result(work: Work, outcome: Outcome, opening: Opening, signals: list[int], 
         )
         if opening.session.policy.network.outbound
         else OMITTED,
+        tuple(PublishedFacts(p.port, p.inner, p.requests, p.turned_away, p.received, p.sent) for p in outcome.published)
+        if work.publish
+        else OMITTED,
         allowed[0] if allowed and not_started else OMITTED,
         PathName(opening.project.path),
         _counts(outcome, opening) if summary else None,
@@ -305,7 +361,7 @@ def _interactive(session: Session, work: Work, forward: caller.Forwarding) -> Ou
 
 
 @contextmanager
-def _runtimes(options: CommandOptions, forked: Zygote | None, console: Console) -> Iterator[Runtimes]:
+def runtimes_for(options: CommandOptions, forked: Zygote | None, console: Console) -> Iterator[Runtimes]:
     """Yield the runtimes for one command, and close them at the end of the block."""
     registry = here().command_line_registry(forked)
     wish = options.isolation

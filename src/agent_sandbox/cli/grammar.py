@@ -115,7 +115,7 @@ _OPTIONS = (
     Option("--of", "USER", "questions to this user (as root only)"),
     Option("--watch", help="wait for questions and ask about each"),
     Option("--simulate", help="keep nothing; show what it would do and how risky that is (the same as sim)"),
-    Option("--files-only", help="carry out only the file changes of a plan that also asked for the network"),
+    Option("--files-only", help="carry out only the file changes of a plan with requests"),
     Option("--add", help="print the project's policy file, widened by what was learnt"),
     Option("--diff", help="keep nothing; show what it would change (the same as diff COMMAND)"),
     Option("--allow", "PROGRAMS", "start only these programs: git,curl,python*"),
@@ -130,7 +130,16 @@ _OPTIONS = (
         "NAME@HOSTS",
         "let it use a secret that it never sees, towards these hosts: GITHUB_TOKEN@api.github.com, KEY=file:PATH@HOST+header:X-Api-Key",
     ),
+    Option("--intent", "NAME", "declare what it is about to do: only what this intent of your policy opens can be reached"),
+    Option("--budget", "BUDGET", 'limit what it exchanges with hosts: "api.example.com 10MB 100/min", "* sent:50MB requests:500"'),
     Option("--no-dlp", help="do not search what leaves for secrets and personal data"),
+    Option(
+        "--publish", "PORT[:INNER]", "let programs of this machine reach a server of the sandbox at http://127.0.0.1:PORT, while it runs"
+    ),
+    Option("--record-network", "FILE", "write down the requests that it sends and their answers, without credentials"),
+    Option("--record-bodies", help="with --record-network: their bodies too, without secrets and personal data that are found"),
+    Option("--replay-network", "FILE", "answer its requests from a record of --record-network; nothing leaves"),
+    Option("--send", help="in a simulation: also send requests that may change something at their host, such as POST"),
     Option("--deterministic", help="the same output, changes and fuel every time: virtual time, seeded randomness; only for code"),
     Option("--seed", "N", "the seed of a deterministic run; default: 0"),
     Option("--fuel", "N", "limit of instructions of code inside WebAssembly"),
@@ -147,7 +156,13 @@ _RUNNING = (
         "--network",
         "--allow-network",
         "--secret",
+        "--intent",
+        "--budget",
         "--no-dlp",
+        "--publish",
+        "--record-network",
+        "--record-bodies",
+        "--replay-network",
         "--capability",
         "--policy",
         "--explain",
@@ -157,7 +172,7 @@ _RUNNING = (
         "--observe",
     ),
 )
-_RUNTIMES = ("--runtime", "--deterministic", "--seed", "--fuel", "--record")
+_RUNTIMES = ("--runtime", "--deterministic", "--seed", "--fuel", "--record", "--send")
 _SHOWING = ("--all", "--stat", "--side-by-side", "--patch", "--raw", "--name-only", "--only", "--no-pager")
 
 VERBS = {
@@ -221,7 +236,7 @@ record holds code from whoever made it: it runs in a throw-away sandbox, and its
             *_SHOWING,
             *("--cwd", "--env", "--env-file", "--timeout", "--memory", "--disk", "--processes", "--deny", "--reveal", "--system"),
             "--runtime",
-            *("--allow", "--deny-command", "--network", "--allow-network", "--secret", "--no-dlp", "--policy"),
+            *("--allow", "--deny-command", "--network", "--allow-network", "--secret", "--intent", "--budget", "--no-dlp", "--policy"),
         ),
         (0, ANY),
         command=True,
@@ -247,15 +262,19 @@ output, and diff exits as the command does.""",
   agent-sandbox --simulate run "git commit -m 'fix: bug'"
 
 It prints an effect plan: changed files, started programs, network requests, secrets that it tried to read or was given, how it ends, and
-the risk of each. The clone has the changes in the project's sandbox (not with --throw-away). Neither is changed.
+the risk of each. The clone has the changes in the project's sandbox (not with --throw-away). Neither is changed. With a network, requests
+that only read are sent; others (POST, PUT, DELETE, WebSocket, what is no HTTP) get a 403 and are listed, unless --send sends them.
 
 The command's output goes to standard error, the plan to standard output, and sim exits as the command does. The plan is
 kept for an hour, for carry-out to do exactly what it says.""",
     ),
     "carry-out": Verb(
-        "carry-out [DIGEST [--yes] [--approve KINDS] [--system] [--caches] [--files-only]]",
+        "carry-out [DIGEST [--yes] [--approve KINDS] [--system] [--caches] [--files-only] [--env NAME[=VALUE]]]",
         "carry out a plan of sim, exactly",
-        ("--yes", "--approve", "--system", "--caches", "--files-only", "--capability", "--all", "--stat", "--side-by-side", "--no-pager"),
+        (
+            *("--yes", "--approve", "--system", "--caches", "--files-only", "--env", "--env-file", "--capability"),
+            *("--all", "--stat", "--side-by-side", "--no-pager"),
+        ),
         (0, 1),
         helps={"--system": "also changes outside the project"},
         details="""  agent-sandbox carry-out
@@ -266,10 +285,12 @@ Without a digest it lists the plans. With the first letters of one, it shows tha
 what the plan says, byte for byte, all of them or none; `undo` takes that back. It is refused if anything has changed since:
 the plan, the policy, the changes in the sandbox, or a file of the project that it changes or read. A plan works once.
 
-Protected kinds of files need --approve, as for promote. Network requests cannot be carried out by this version: such a plan
-is refused, unless --files-only asks for its file changes alone.
+Protected kinds of files need --approve, as for promote. For a plan with requests, the command runs again on a clone, and may send
+exactly these: the hosts, ports, methods and paths of the plan. Anything else is refused and reported. If its files come out as
+planned, they are carried over; else they are a plan of their own. Variables of --env must be given again. With --files-only
+nothing runs, and only the files of the plan are carried over.
 
-It exits with 1 if reality has changed, with 3 if it was not approved; then nothing was changed.""",
+It exits with 1 if reality has changed or the command did something else, with 3 if it was not approved; then no file was changed.""",
     ),
     "status": Verb(
         "status [--all]",
@@ -439,7 +460,7 @@ from elsewhere: the anchor in the directory of the ledger's key, or a stored che
 
 Without a digest it shows every question that waits and, on a terminal, asks about each. With one, or its first letters,
 about that one. An answer is valid for exactly what is shown. Yes holds once; with --for-run also for the same question
-again in that run, for an hour or as --timeout says.
+again in that run, for an hour or as --timeout says. A host is then reached with every request of that run.
 
 Without a terminal, give --yes with the whole digest, or --refuse with some letters of it. No answer is a refusal. It exits
 with 3 if nothing was answered.""",
@@ -472,10 +493,12 @@ The same as approve DIGEST --refuse. Some letters of the digest are enough.""",
         },
         details="""  agent-sandbox grant "run git push **" --for 10m --times 3
   agent-sandbox run --capability "$TOKEN" "git push origin main"
+  agent-sandbox grant "network api.example.com GET,HEAD" --for 10m
   agent-sandbox grant --elevate --allow curl --memory 16G --for 10m
 
-A pattern is words: run, code, call, promote or undo, then what. A word that ends with * covers every word that begins so,
-and ** in last place any number of words. What the policy denies stays denied.
+A pattern is words: run, code, call, promote, undo or propose, then what. A word that ends with * covers every word that begins so,
+and ** in last place any number of words. What the policy denies stays denied. After network comes a host, and methods if
+only they are meant: a run that holds the token reaches it.
 
 The token is a secret: anybody who has it can use it, in that sandbox, until it expires. Sandboxed programs never see it.
 With --elevate there is no token: for that time the runs of the sandbox may do more than the user's and the project's policy
@@ -493,7 +516,8 @@ files allow, never more than the system's. Such a run ends with the elevation, a
   agent-sandbox revoke --all
 
 Names are those that `capabilities` lists. From then on they allow nothing: not the next run, the next turn or the next call
-of a tool. A program that was started under one before goes on; its process is named.""",
+of a tool. A program that was started under one before goes on; its process is named. Its next request to a host of the
+capability is refused.""",
     ),
     "capabilities": Verb(
         "capabilities",

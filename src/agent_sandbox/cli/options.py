@@ -58,6 +58,9 @@ class PolicyOptions:
     network: tuple[str, ...] = ()  # hosts and presets
     allow_network: bool = False  # every public host
     no_dlp: bool = False
+    publish: tuple[str, ...] = ()  # ports, as they are written
+    budgets: tuple[str, ...] = ()  # of the network
+    capable: tuple[str, ...] = ()  # hosts that the capabilities of a run open: the last field, because no option sets it
 
     @classmethod
     def read(cls, request: Request) -> PolicyOptions:
@@ -77,6 +80,8 @@ class PolicyOptions:
             network,
             request.has("--allow-network"),
             request.has("--no-dlp"),
+            read_names(request, "--publish"),
+            request.values("--budget"),
         )
 
 
@@ -127,20 +132,35 @@ class CommandOptions:
     diff: bool = False
     show: ShowOptions = ShowOptions()
     secrets: tuple[str, ...] = ()  # as they are written
+    intent: str | None = None
+    record_network: str | None = None
+    record_bodies: bool = False
+    replay_network: str | None = None
+    send: bool = False
 
     @classmethod
     def read(cls, request: Request) -> CommandOptions:
         policy = PolicyOptions.read(request)
+        if request.has("--record-bodies") and not request.has("--record-network"):
+            raise UsageError("--record-bodies goes with --record-network", hint="add --record-network FILE")
+        if request.has("--record-network") and request.has("--replay-network"):
+            raise UsageError("--record-network and --replay-network do not go together", hint="give one of them")
         for option in ("--seed", "--record"):
             if request.has(option) and not policy.deterministic:
                 raise UsageError(f"{option} is for deterministic runs", hint="add --deterministic")
         if request.has("--record") and not request.has("--throw-away"):
             raise UsageError("--record goes with --throw-away: a record does not hold what is in the sandbox", hint="add --throw-away")
         simulate = request.verb in ("sim", "simulate") or request.has("--simulate")
+        if request.has("--send") and not simulate:
+            raise UsageError("--send is for simulations: a run sends what its policy allows", hint="leave it out")
         diff = request.has("--diff") or (request.verb == "diff" and bool(request.words))
-        for option in ("--diff", "--watch-reads", "--record") if simulate else ():
+        for option in ("--diff", "--watch-reads", "--record", "--publish") if simulate else ():
             if request.has(option):
                 raise UsageError(f"{option} does not go with a simulation", hint="its plan shows the changes, and nothing else is kept")
+        if policy.publish and (diff or policy.deterministic):
+            raise UsageError(f"--publish does not go with {'--diff' if diff else '--deterministic'}", hint="leave one of them out")
+        if request.has("--publish") and not policy.publish:
+            raise UsageError("--publish names no port", hint="--publish 8000, or --publish 8000:3000 for port 3000 of the sandbox")
         return cls(
             _command(request),
             request.words if request.verb == "diff" and not request.separated else (),
@@ -163,6 +183,11 @@ class CommandOptions:
             diff,
             ShowOptions.read(request) if simulate or diff or request.verb == "diff" else ShowOptions(),
             request.values("--secret"),
+            request.value("--intent"),
+            request.value("--record-network"),
+            request.has("--record-bodies"),
+            request.value("--replay-network"),
+            request.has("--send"),
         )
 
     @property
@@ -282,6 +307,8 @@ class CarryOutOptions:
     files_only: bool = False
     capabilities: tuple[str, ...] = ()
     show: ShowOptions = ShowOptions()
+    env: tuple[str, ...] = ()
+    env_files: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, request: Request) -> CarryOutOptions:
@@ -295,6 +322,8 @@ class CarryOutOptions:
             request.has("--files-only"),
             request.values("--capability"),
             ShowOptions.read(request),
+            request.values("--env"),
+            request.values("--env-file"),
         )
 
 

@@ -19,10 +19,11 @@ from agent_sandbox.engine.elevations import Raised
 from agent_sandbox.engine.grants import Standing
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.approval_rules import Word
-from agent_sandbox.policy.tokens import Pattern, spell
+from agent_sandbox.policy.network import canonical_entry
+from agent_sandbox.policy.tokens import NETWORK, Pattern, spell
 from agent_sandbox.workspace.store import sandbox_id
 
-KINDS = ("run", "code", "promote", "undo", "call", "file")  # the first word of a pattern
+KINDS = ("run", "code", "promote", "undo", "call", "file", "propose", NETWORK)  # the first word of a pattern
 
 
 @dataclass(frozen=True)
@@ -179,7 +180,11 @@ def _pattern(text: str) -> Pattern:
     if len(words) < 2 or words[0] not in KINDS:
         kinds = f"{', '.join(KINDS[:-1])} or {KINDS[-1]}"
         raise UsageError(f"a pattern begins with {kinds}, not {text!r}", hint='for example "run git push **"')
-    return words
+    if words[0] == NETWORK and (
+        len(words) > 3 or not all(word.isalpha() and word.isupper() for word in ",".join(words[2:]).split(",") if words[2:])
+    ):
+        raise UsageError(f"not a host with methods: {text!r}", hint='for example "network api.example.com GET,HEAD"')
+    return (*words[:1], canonical_entry(words[1]), *words[2:]) if words[0] == NETWORK else words
 
 
 def _second_factor(code: str | None) -> bool:

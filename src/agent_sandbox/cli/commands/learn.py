@@ -154,7 +154,14 @@ def _first_runs(works: list[Work], policy: Policy, runtimes: Runtimes, sandbox: 
                 outcome = session.run(heard)
             else:
                 with simulated(
-                    session, heard, Plans(sandbox.state.store), sandbox.project.path, waiting=Stored(sandbox.state), governed="", keep=False
+                    session,
+                    heard,
+                    Plans(sandbox.state.store),
+                    sandbox.project.path,
+                    waiting=Stored(sandbox.state),
+                    governed="",
+                    keep=False,
+                    send=True,
                 ) as made:
                     outcome = replace(made.outcome, changes=made.changes)
                     waits = waits or made.plan.on_the_sandbox

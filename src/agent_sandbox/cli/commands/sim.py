@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
 from agent_sandbox._fast.values import dataclass, replace
 from agent_sandbox.assembly import here
-from agent_sandbox.cli.caller import EscapedOutput, forwarding
+from agent_sandbox.cli.caller import EscapedOutput, forwarding, guest_environment
 from agent_sandbox.cli.commands.promote import NEEDS_YES, agreement, promotion_facts
 from agent_sandbox.cli.context import current_and_whole, gate_for, object_runtime, policy_of, project_of, recover
-from agent_sandbox.cli.execute import code_of, refusal, say_how_it_ended
+from agent_sandbox.cli.execute import code_of, refusal, runtimes_for, say_how_it_ended, variables_of
 from agent_sandbox.cli.options import CarryOutOptions, CommandOptions, PolicyOptions, ShowOptions
 from agent_sandbox.cli.render import pager
 from agent_sandbox.cli.render.changes import Material, ShownChange, gather, show, shown_changes
@@ -32,18 +33,21 @@ from agent_sandbox.cli.render.effects import (
 from agent_sandbox.cli.render.messages import Console, counted, remark, reset_terminal, shown
 from agent_sandbox.cli.results import NOT_APPROVED, OMITTED, Omitted, PathFacts, PathName, PromotionFacts, VerbResult
 from agent_sandbox.engine.gate import Gate
+from agent_sandbox.engine.promote import PromotionProposal
+from agent_sandbox.engine.provisions import Provisions
 from agent_sandbox.engine.review import diff_for_approver
 from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.simulation.apply import Ready, carry, kept_plans, opened
-from agent_sandbox.engine.simulation.plan import EffectPlan
+from agent_sandbox.engine.simulation.plan import BARE, EffectPlan
 from agent_sandbox.engine.simulation.run import simulated
-from agent_sandbox.engine.work import Work
+from agent_sandbox.engine.work import Command, Work
 from agent_sandbox.errors import Busy, PolicyError
 from agent_sandbox.policy.model import Policy
+from agent_sandbox.runtime.base import DEVNULL
 from agent_sandbox.workspace.diff.compare import Formerly
 from agent_sandbox.workspace.project import Project, find_project
 from agent_sandbox.workspace.saved_plans import Plans
-from agent_sandbox.workspace.store import Store
+from agent_sandbox.workspace.store import Store, sandbox_id
 from agent_sandbox.workspace.stored_sandbox import Stored
 
 
@@ -99,7 +103,11 @@ class PlansResult(VerbResult):
 
 @dataclass(frozen=True)
 class CarryOutResult(VerbResult):
-    """A plan, and whether it was carried out. `not_carried_out` lists its network requests, which are never repeated."""
+    """A plan, and whether it was carried out. `not_carried_out` lists the network requests of a plan whose files alone were wanted.
+
+    If the command ran again, `exit` is its exit code, `sent` are the requests that it sent, `refused` what it was refused, and `again` is
+    the digest of the plan of its files, if they came out otherwise.
+    """
 
     kind = "carry-out"
 
@@ -111,15 +119,25 @@ class CarryOutResult(VerbResult):
     not_carried_out: tuple[str, ...]
     left_out: tuple[PathFacts, ...]
     changes: int
+    exit: int | None = None
+    sent: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+    again: str | None = None
 
     @property
     def code(self) -> int:
-        """3 if the plan was not approved, else 0."""
-        return 0 if self.carried_out else NOT_APPROVED
+        """0 if the plan was carried out, 1 if the command did something else, 3 if the plan was not approved."""
+        return 0 if self.carried_out else NOT_APPROVED if self.exit is None else 1
 
     def text(self, console: Console) -> None:
+        for each in self.sent:
+            console.note(f"sent: {each}")
+        for each in self.refused:
+            remark(f"refused: {each}")
         if self.why_not is not None:
             remark(self.why_not)
+            if self.again is not None:
+                remark(f"its files are a plan of their own: agent-sandbox carry-out {self.again[:SHORT]} --files-only")
             return
         if self.not_carried_out:
             asked = ", ".join(self.not_carried_out[:5])
@@ -147,6 +165,9 @@ def simulate(
                     waiting=waiting,
                     governed=_governing(project).digest(),
                     on_busy=on_busy if options.wait else None,
+                    send=options.send,
+                    secrets=options.secrets,
+                    variables=tuple(sorted({each.partition("=")[0] for each in variables_of(options)})),
                 )
             )
         output.finish()
@@ -158,7 +179,8 @@ def simulate(
         _print_plan(options.show, plan, material, result, console)
     if simulation.kept and not result.exit and not console.quiet and console.asks:
         if console.says_yes(f"Carry out the plan {plan.digest[:SHORT]}?"):
-            return carry_out(CarryOutOptions(plan.digest, yes=True), replace(console, quiet=True))
+            given = CarryOutOptions(plan.digest, yes=True, env=options.env, env_files=options.env_files)
+            return carry_out(given, replace(console, quiet=True))
         remark(f"not carried out; within the hour: agent-sandbox carry-out {plan.digest[:SHORT]}")
     return result
 
@@ -220,14 +242,23 @@ def _carry_out(options: CarryOutOptions, digest: str, store: Store, ends: ExitSt
         system=options.system,
         caches=options.caches,
         files_only=options.files_only,
+        reruns=True,
         home=here().host.home,
     ) as ready:
+        again = _Again.of(options, ready.plan, gates[0].policy) if ready.plan.http and not options.files_only else None
         if console.shows and not console.quiet:
             _show(options, ready, console)
-        agreed = agreement(ready.proposal, console, yes=options.yes, project=None)
+        agreed = _agreed(ready, console, yes=options.yes, runs=again is not None)
         if agreed is None:
             return _result(ready, f"not carried out: {NEEDS_YES}")
-        done = carry(ready, agreed, plans, gates[0], details=lambda: diff_for_approver(agreed))
+        done = None
+        if again is not None and (not agreed.changes or not _must_fail(agreed)):
+            ready.kept.begin()
+        else:  # what must fail is refused here, before a request is sent
+            done = carry(ready, agreed, plans, gates[0], details=lambda: diff_for_approver(agreed))
+    if again is not None and done is None:
+        return _run_again(options, again, agreed.wanted.approved, _result(ready, None), store, console)
+    assert done is not None
     if done.note:
         remark(done.note)
     return replace(_result(ready, None), done=promotion_facts(done), changes=len(agreed.changes))
@@ -246,3 +277,104 @@ def _result(ready: Ready, why_not: str | None) -> CarryOutResult:
     left_out = tuple(PathFacts(PathName(path)) for path in ready.left_out)
     plan = ready.plan
     return CarryOutResult(plan.digest, PathName(plan.project), why_not is None, why_not, OMITTED, plan.requests, left_out, 0)
+
+
+def _agreed(ready: Ready, console: Console, *, yes: bool, runs: bool) -> PromotionProposal | None:
+    """Return the proposal as it was agreed to; None if it was not. With `runs`, the command runs again, and files may not change at all."""
+    if not runs:
+        return agreement(ready.proposal, console, yes=yes, project=None)
+    if not yes:
+        requests = counted(len(ready.plan.http), "request")
+        if not console.asks or not console.says_yes(f"Run it again, and let it send {requests}?"):
+            return None
+    return agreement(ready.proposal, console, yes=True, project=None) if ready.plan.files else ready.proposal
+
+
+def _must_fail(proposal: PromotionProposal) -> bool:
+    """Return whether the files of a plan cannot be carried over, so that nothing should be sent either."""
+    stuck = proposal.conflicts or proposal.plan().refused or (proposal.moved and proposal.wanted.drift == "refuse")
+    return bool(stuck) or bool(frozenset(proposal.protected()) - proposal.wanted.approved)
+
+
+@dataclass(frozen=True)
+class _Again:
+    """A command of a plan with requests, ready to run again."""
+
+    plan: EffectPlan
+    policy: Policy
+    provisions: Provisions
+    work: Work
+
+    @classmethod
+    def of(cls, options: CarryOutOptions, plan: EffectPlan, policy: Policy) -> _Again:
+        """Return the command of a plan, under a policy that permits its requests alone. Raises `PolicyError` if something is missing."""
+        from agent_sandbox.engine.simulation.rerun import permitting  # few plans have requests
+        from agent_sandbox.policy.bound_secrets import Secret
+
+        policy, rerun = permitting(plan, policy), plan.rerun
+        assert rerun is not None  # for `permitting`
+        variables = variables_of(CommandOptions(env=options.env, env_files=options.env_files))
+        named = {each.partition("=")[0] for each in variables}
+        if missing := sorted(set(rerun.variables) - named):
+            raise PolicyError(f"the command was simulated with the variable {missing[0]}", hint=f"give it again: --env {missing[0]}")
+        if more := sorted(named - set(rerun.variables)):
+            raise PolicyError(f"the command was simulated without the variable {more[0]}", hint="leave it out")
+        handed = [value if equals else os.environ.get(name, "") for name, equals, value in (each.partition("=") for each in variables)]
+        secrets = tuple(map(Secret.read, rerun.secrets))
+        provisions = here().provisions(policy, secrets, project=plan.project, handed=handed)
+        env = guest_environment(os.environ, variables, home=here().host.home)
+        stdin = 0 if options.yes and not os.isatty(0) else DEVNULL
+        return cls(plan, policy, provisions, Work(Command(plan.command), env, cwd=plan.cwd, stdin=stdin, collect=False))
+
+
+def _run_again(
+    options: CarryOutOptions, again: _Again, approved: frozenset[str], result: CarryOutResult, store: Store, console: Console
+) -> CarryOutResult:
+    """Run the command of a plan under exactly its requests. Carry its files over if they come out as planned."""
+    from agent_sandbox.engine.simulation.rerun import difference  # few plans have requests
+
+    plan, rerun = again.plan, again.plan.rerun
+    assert rerun is not None
+    owner = find_project(plan.project, home=here().host.home, explicit=True)
+    plans, output = Plans(store), EscapedOutput(aside=True)
+    gate = gate_for(again.policy, owner, f"{sandbox_id(owner.path)}/carry-out", capabilities=options.capabilities, prompt=True)
+    waiting = None if plan.base == BARE else Stored(store.sandbox_for(owner.path))
+    with ExitStack() as block:
+        block.callback(gate.end)
+        runtimes = block.enter_context(runtimes_for(CommandOptions(), None, console))
+        session = here().session(gate, runtimes, project=owner.path, provisions=again.provisions)
+        with forwarding() as forward:
+            work = replace(again.work, on_start=forward.begin, on_output=output.pass_on)
+            made = block.enter_context(
+                simulated(
+                    *(session, work, plans, owner.path),
+                    waiting=waiting,
+                    governed=plan.governed,
+                    send=True,
+                    secrets=rerun.secrets,
+                    variables=rerun.variables,
+                )
+            )
+        output.finish()
+        second, flows, kept = made.plan, made.outcome.network, made.kept
+    why = difference(plan, second, flows)
+    result = replace(
+        result,
+        exit=code_of(made.outcome.exit, forward.received),
+        sent=tuple(f"{each.method} {shown(each.target)}" for each in second.http if each.sent),
+        refused=tuple(f"{shown(flow.target)}: {shown(flow.refused)}" for flow in flows if flow.refused),
+        not_carried_out=(),
+    )
+    if why:
+        return replace(
+            result,
+            carried_out=False,
+            why_not=f"not as planned, and no file was carried over: {shown(why)}",
+            again=second.digest if kept else None,
+        )
+    if not second.files:
+        return result
+    with ExitStack() as ends:
+        files = replace(options, files_only=True, yes=True, approved=approved)
+        done = _carry_out(files, second.digest, store, ends, replace(console, quiet=True))
+    return replace(result, done=done.done, changes=done.changes, left_out=done.left_out)

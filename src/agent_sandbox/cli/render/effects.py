@@ -96,6 +96,16 @@ def closing(plan: EffectPlan, *, kept: bool) -> Iterator[Row]:
         for target in plan.requests[:_LISTED] if not plan.network else ():
             yield ours(WARNING, f"request {named(target)}, by the text of the command")
         yield from _more(plan.network)
+    if plan.http:
+        held = sum(not each.sent for each in plan.http)
+        yield from _section(f"Requests: {len(plan.http) + plan.untold}{f', {held:,} not sent by the simulation' if held else ''}")
+        for each in plan.http[:_LISTED]:
+            using = f" with {', '.join(map(named, each.secrets))}" if each.secrets else ""
+            row = f"{each.method} {named(each.target)}{using}{_times(each.times)} [{'sent' if each.sent else 'would be sent'}]"
+            yield ours(FACT if each.risk.level is Level.LOW else WARNING, f"request {row}: {each.risk.level.value}, {each.risk.why}")
+        yield from _more(plan.http)
+        if plan.untold:
+            yield ours(WARNING, f"and {plan.untold:,} more requests, which are not listed")
     if plan.secrets:
         yield from _section(f"Secrets: {len(plan.secrets)}")
         for secret in plan.secrets[:_LISTED]:
@@ -147,6 +157,7 @@ def minded(plan: EffectPlan) -> Iterator[tuple[Risk, str]]:
     about += [(each.risk, named(each.what) if each.what else each.effect) for each in plan.predicted]
     about += [(each.risk, named(each.program)) for each in plan.programs]
     about += [(each.risk, named(each.target)) for each in plan.network]
+    about += [(each.risk, named(each.target)) for each in plan.http]
     about += [(each.risk, named(each.name)) for each in plan.secrets]
     for level in (Level.HIGH, Level.MEDIUM):
         yield from (each for each in about if each[0].level is level)
@@ -220,6 +231,21 @@ class NetworkFacts:
 
 
 @dataclass(frozen=True)
+class HttpFacts:
+    """A request over HTTP that the policy allows. `sent` is whether the simulation sent it; if not, carrying the plan out would.
+
+    `secrets` are the names of those that were put in.
+    """
+
+    method: str
+    target: str
+    times: int
+    sent: bool
+    secrets: tuple[str, ...]
+    risk: Risk
+
+
+@dataclass(frozen=True)
 class SecretFacts:
     """A secret that the command tried to read, or that it was given."""
 
@@ -249,6 +275,7 @@ class EffectFacts:
     needs: Mapping[str, tuple[str, ...]]
     programs: tuple[ProgramFacts, ...]
     network: tuple[NetworkFacts, ...]
+    http: tuple[HttpFacts, ...]
     requests: tuple[str, ...]
     secrets: tuple[SecretFacts, ...]
     predicted: tuple[PredictionFacts, ...]
@@ -266,6 +293,7 @@ def effect_facts(plan: EffectPlan) -> EffectFacts:
             NetworkFacts(each.action, shown(each.target), PathName(each.program), each.times, each.risk, each.allowed)
             for each in plan.network
         ),
+        tuple(HttpFacts(each.method, shown(each.target), each.times, each.sent, each.secrets, each.risk) for each in plan.http),
         tuple(shown(target) for target in plan.requests),
         tuple(SecretFacts(each.sort, PathName(each.name), each.why, each.risk) for each in plan.secrets),
         tuple(PredictionFacts(each.effect, shown(each.what), each.risk) for each in plan.predicted),
