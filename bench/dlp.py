@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import argparse
 import csv
-import gzip
 import json
-import random
 import subprocess
 import sys
 import tarfile
 import tempfile
 import time
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -26,6 +23,8 @@ from agent_sandbox.egress.dlp.own_secrets import OwnSecrets
 from agent_sandbox.egress.dlp.rules import default_rules
 from agent_sandbox.egress.dlp.scanner import Finding, Scanner, Search
 from bench.encodings import COMPRESSED, DECLARED, TEXTUAL
+from bench.network import data_of
+from bench.traffic import benign_requests
 
 ROOT = Path(__file__).parents[1]
 OWN = ("correct-Horse/7battery", "9f86d081884c7d65", "Tr0ub4dor&3-staple")
@@ -57,7 +56,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="bench.dlp", description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data", help="where the labelled data is")
     parser.add_argument("--peer", default=str(ROOT / ".bench/venv/bin/python"), help="an interpreter with detect-secrets")
-    parser.add_argument("--requests", type=int, default=1000, help="how many benign requests are made")
+    parser.add_argument("--requests", type=int, default=3300, help="how many ordinary requests are made")
     options = parser.parse_args(arguments)
     search = Search.of(default_rules(), OwnSecrets.of((f"OWN_{number}", value) for number, value in enumerate(OWN)), b"k" * 32)
     for section in (_leaks(search, options.data), _personal(search, options.data), _own(search), _speed(search, options.peer)):
@@ -151,23 +150,26 @@ def _own(search: Search) -> Iterator[str]:
 
 
 def _speed(search: Search, peer: str) -> Iterator[str]:
-    yield "speed on source code (CPU seconds, best of three)"
-    text = b"".join(path.read_bytes() for folder in ("src", "tests", "bench") for path in sorted((ROOT / folder).rglob("*.py")))
-    seconds = min(_seconds(search, text) for _ in range(3))
-    ours = len(text) / seconds / 1e6
-    yield f"  agent-sandbox            {ours:8.2f} MB/s"
+    """Yield the speeds on the same data in turns, so that whatever else the machine does weighs on both."""
+    yield "speed (MB a second of processor time, best of three)"
+    for kind in ("text", "zip", "random"):
+        data = data_of(kind)
+        yield f"  agent-sandbox, {kind:10} {len(data) / min(_seconds(search, data) for _ in range(3)) / 1e6:8.2f}"
+    text = data_of("text")
     with tempfile.NamedTemporaryFile(suffix=".py") as file:
-        file.write(text[:1_000_000])
+        file.write(text)
         file.flush()
-        try:
-            told = subprocess.run([peer, "-c", _PEER, file.name], capture_output=True, text=True, check=True, timeout=600).stdout
-        except (OSError, subprocess.SubprocessError):
-            yield f"  detect-secrets           not measured: {peer} does not have it"
-            return
-    theirs = min(1_000_000, len(text)) / float(told.split()[0]) / 1e6
-    again = len(text) / min(_seconds(search, text) for _ in range(3)) / 1e6  # before and after: the machine may be busy
-    yield f"  detect-secrets           {theirs:8.2f} MB/s"
-    yield f"  ratio                    {(ours + again) / 2 / theirs:8.0f} times"
+        ratios, told = [], ""
+        for _ in range(3):
+            before = _seconds(search, text)
+            try:
+                told = subprocess.run([peer, "-c", _PEER, file.name], capture_output=True, text=True, check=True, timeout=600).stdout
+            except (OSError, subprocess.SubprocessError):
+                yield f"  detect-secrets           not measured: {peer} does not have it"
+                return
+            ratios.append(float(told.split()[0]) / min(before, _seconds(search, text)))
+    yield f"  detect-secrets, text     {len(text) / float(told.split()[0]) / 1e6:8.2f}"
+    yield f"  ratio, median of three   {sorted(ratios)[1]:8.0f} times"
 
 
 def _seconds(search: Search, text: bytes) -> float:
@@ -177,70 +179,13 @@ def _seconds(search: Search, text: bytes) -> float:
 
 
 def _benign(search: Search, count: int) -> Iterator[str]:
-    yield f"holds in {count} benign requests"
-    held: dict[str, int] = {}
-    for number, request in enumerate(_requests(random.Random(7), count)):
+    yield f"holds in {count} ordinary requests, made from a seed and from installed files"
+    held = 0
+    for number, (kind, request) in enumerate(benign_requests(7, count)):
         if rules := {each.rule for each in found_in(search, request) if each.action != "alert"}:
-            held[", ".join(sorted(rules))] = held.get(", ".join(sorted(rules)), 0) + 1
-            yield f"  request {number}: {', '.join(sorted(rules))}"
-    yield f"  {sum(held.values())} held"
-
-
-def _requests(chance: random.Random, count: int) -> Iterator[bytes]:
-    """Yield ordinary requests: to an index of packages, to an API with JSON, with source code, and with a pack of git."""
-    sources = sorted((ROOT / "src").rglob("*.py"))
-    makers = (_index_request, _api_request, lambda chance: _source_request(chance, sources), lambda chance: _git_request(chance, sources))
-    for number in range(count):
-        yield makers[number % len(makers)](chance)
-
-
-def _index_request(chance: random.Random) -> bytes:
-    name = chance.choice(("requests", "numpy", "left-pad", "serde", "@types/node", "typing-extensions", "ruff", "esbuild"))
-    digest = chance.randbytes(32).hex()
-    path = chance.choice(
-        (f"/simple/{name}/", f"/{name}/-/{name}-1.{chance.randrange(99)}.0.tgz", f"/packages/{digest[:2]}/{digest[2:]}/x.whl")
-    )
-    agent = 'pip/24.0 {"ci":null,"cpu":"x86_64","implementation":{"name":"CPython","version":"3.11.2"},"openssl_version":"OpenSSL 3.0.17"}'
-    tag = f'If-None-Match: "{chance.randbytes(16).hex()}"\r\n' if chance.random() < 0.5 else ""
-    return f"GET {path} HTTP/1.1\r\nHost: index.example.com\r\nUser-Agent: {agent}\r\nAccept: */*\r\n{tag}\r\n".encode()
-
-
-def _api_request(chance: random.Random) -> bytes:
-    body = {
-        "id": f"{chance.getrandbits(128):032x}",
-        "model": "large-1",
-        "created": 1_700_000_000 + chance.randrange(10**8),
-        "messages": [{"role": "user", "content": "Sort these words: " + " ".join(chance.choices(("fir", "oak", "elm", "yew"), k=40))}],
-        "usage": {"prompt_tokens": chance.randrange(9999), "max_tokens": 4096, "token_count": chance.randrange(10**6)},
-        "next_page_token": None,
-        "etag": chance.randbytes(20).hex(),
-        "image": chance.randbytes(300).hex() if chance.random() < 0.2 else "",
-        "scores": [round(chance.random(), 6) for _ in range(20)],
-        "at": f"2026-0{chance.randrange(1, 10)}-1{chance.randrange(10)}T10:00:00Z",
-    }
-    data = json.dumps(body).encode()
-    packed = gzip.compress(data) if chance.random() < 0.3 else data
-    return b"POST /v1/items HTTP/1.1\r\nHost: api.example.com\r\nContent-Type: application/json\r\n\r\n" + packed
-
-
-def _source_request(chance: random.Random, sources: list[Path]) -> bytes:
-    path = chance.choice(sources)
-    return json.dumps({"path": path.name, "content": path.read_text("utf-8")}).encode()
-
-
-def _git_request(chance: random.Random, sources: list[Path]) -> bytes:
-    chosen = chance.choices(sources, k=5)
-    pack = b"PACK" + (2).to_bytes(4, "big") + len(chosen).to_bytes(4, "big")
-    for path in chosen:
-        content = path.read_bytes()
-        size, sizes = len(content) >> 4, [0x30 | len(content) & 15]
-        while size:
-            sizes[-1] |= 0x80
-            sizes.append(size & 127)
-            size >>= 7
-        pack += bytes(sizes) + zlib.compress(content)
-    old, new = chance.randbytes(20).hex(), chance.randbytes(20).hex()
-    return f"00a8{old} {new} refs/heads/main\0 report-status side-band-64k agent=git/2.39.5\n0000".encode() + pack
+            held += 1
+            yield f"  request {number}, {kind}: {', '.join(sorted(rules))}"
+    yield f"  {held} held, {1000 * held / count:.2f} in 1,000"
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bench.crew import BEFORE, Crew
+from bench.network import CONNECTIONS, PROTOCOLS
 from bench.samples import summarise
 from bench.subjects import SUBJECTS, Subject
 from bench.tables import Row, Table
@@ -97,6 +98,34 @@ MEASURES = (
         rounds=5,
         reference="run",
         notes=("as a shell starts it; watched from outside, compared, judged, and the plan kept on disk",),
+    ),
+    Measure("network-start", "print(1) with a network permission", "network start", _burst(6, 0.6), rounds=6),
+    Measure(
+        "dlp",
+        "the search of what leaves",
+        "dlp",
+        {"figures": {"times": 1}},
+        rounds=5,
+        unit="MB/s",
+        more_is_better=True,
+        notes=("of processor time; a megabyte of Python's own modules, the same for both",),
+    ),
+    *(
+        Measure(
+            f"{key}-{protocol}-{count}",
+            f"{title}, {protocol}, {count} connections",
+            f"wire {protocol} {count}",
+            {"figures": {"what": what, "seconds": 1.0}},
+            rounds=3,
+            unit=unit,
+            more_is_better=what == "rate",
+        )
+        for protocol in PROTOCOLS
+        for count in CONNECTIONS
+        for key, title, what, unit in (
+            ("wire", "requests through the door", "rate", "/s"),
+            ("late", "99 of 100 answered within", "p99", "ms"),
+        )
     ),
     Measure(
         "snapshots",

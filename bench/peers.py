@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 Call = Callable[[], None]  # one complete run; raises when it did not do what it should
 
@@ -42,6 +42,14 @@ class Staged:
 
     def __call__(self) -> None:
         self.run()
+
+
+@runtime_checkable
+class Gauge(Protocol):
+    """A subject that measures itself, because its figure is not how long a run takes."""
+
+    def figures(self, **how: Any) -> list[float]:
+        """Return one or more figures."""
 
 
 class Missing(Exception):

@@ -24,6 +24,17 @@ for peer in $PEERS; do
         "$PYTHON" -m pip install --quiet --disable-pip-version-check "$peer" || say "$peer could not be installed"
     fi
 done
+# What our extra `network` needs, since we are installed without dependencies below.
+"$PYTHON" -c 'import brotli, cryptography, h2, hyperscan, re2, zstandard' 2>/dev/null || {
+    say "installing what the extra network needs"
+    "$PYTHON" -m pip install --quiet --disable-pip-version-check '.[network]' || say "it could not be installed"
+}
+if ! "$BENCH/mitmproxy/bin/mitmdump" --version >/dev/null 2>&1; then
+    say "installing mitmproxy"  # into an environment of its own: it pins what it needs
+    rm -rf "$BENCH/mitmproxy"
+    "$("$PYTHON" -c 'import sys; print(sys._base_executable)')" -m venv "$BENCH/mitmproxy"
+    "$BENCH/mitmproxy/bin/python" -m pip install --quiet --disable-pip-version-check mitmproxy || say "mitmproxy could not be installed"
+fi
 if [ -n "${1:-}" ]; then
     before=$BENCH/before commit=$(git rev-parse --verify "$1^{commit}")
     if [ "$(cat "$before/commit" 2>/dev/null)" != "$commit" ]; then

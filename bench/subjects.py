@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from bench import governance, ours, peers, stored
+from bench import governance, network, ours, peers, stored
 from bench.peers import PANDAS, PRINT, SCRIPT, Call, Job
 from bench.trees import FEW_FILES, MANY_FILES, tree
 
@@ -47,6 +47,14 @@ _PRINT = (
     _peer("bubblewrap-bare", "bubblewrap + python -I -S", partial(peers.python, PRINT, *peers.BUBBLEWRAP, flags=("-I", "-S"))),
     _peer("python-bare", "python -I -S, no isolation", partial(peers.python, PRINT, flags=("-I", "-S"))),
 )
+
+
+def _wire(protocol: str, connections: int) -> tuple[Subject, ...]:
+    return (
+        Subject("us", "us, with the search on", partial(network.loading, "egress", protocol, connections)),
+        _peer("mitmproxy", "mitmproxy", partial(network.loading, "mitmproxy", protocol, connections)),
+        _peer("direct", "no proxy", partial(network.loading, "direct", protocol, connections)),
+    )
 
 
 @dataclass(frozen=True)
@@ -141,6 +149,17 @@ SUBJECTS: dict[str, tuple[Subject, ...]] = {
         Subject("run-busy", "run --throw-away, 100 programs and writes", partial(ours.thrown_away, ours.BUSY)),
         Subject("sim-busy", "sim, 100 programs and writes", partial(ours.simulating, ours.BUSY)),
     ),
+    "dlp": (
+        Subject("us", "us, text", partial(network.searching, "text")),
+        Subject("us-zip", "us, the same text in an archive", partial(network.searching, "zip")),
+        Subject("us-random", "us, random bytes", partial(network.searching, "random")),
+        _peer("detect-secrets", "detect-secrets, text", partial(network.detecting, "text")),
+    ),
+    "network start": (
+        Subject("with", "us, locked, one host allowed", partial(network.starting, "example.com")),
+        Subject("us", "us, locked", network.starting),
+    ),
+    **{f"wire {protocol} {count}": _wire(protocol, count) for protocol in network.PROTOCOLS for count in network.CONNECTIONS},
     "snapshots": _snapshots(FULL),
     "changes": _changes(FULL),
     "promotion": _promotion(FULL),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bench.network import CONNECTIONS, PROTOCOLS
 from bench.tables import Account, Table
 
 
@@ -56,6 +57,12 @@ TARGETS = (
     Target("governance", "1,000 checks of a capability: ms", "capability", None, 60, False),
     Target("governance", "1,000 decisions: ms", "decision", None, 50, False),
     Target("governance", "the early look at 1,000 lines: ms", "validation", None, 20, False),
+    Target("dlp", "the search of what leaves: times detect-secrets", "us", "detect-secrets", 300, True),
+    *(
+        Target(f"wire-{protocol}-{count}", f"requests, {protocol}, {count} connections: times mitmproxy", "us", "mitmproxy", 2, True)
+        for protocol in PROTOCOLS
+        for count in CONNECTIONS
+    ),
     Target("snapshots", "snapshot, 10 changed files: ms", "snapshot-few", None, 5, False, ("root",)),
     Target("snapshots", "snapshot, 100,000 changed files: ms", "snapshot-many", None, 5, False, ("root",)),
     Target("snapshots", "rollback, 10 changed files: ms", "rollback-few", None, 5, False, ("root",)),

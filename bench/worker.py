@@ -13,7 +13,7 @@ import time
 from typing import Any, TextIO
 
 from bench import ours
-from bench.peers import Call, Missing, Staged
+from bench.peers import Call, Gauge, Missing, Staged
 from bench.subjects import SUBJECTS
 
 WARM_UP_RUNS, WARM_UP_SECONDS = 3, 0.5  # the first fills caches and may start helpers; a slow one is as warm as it gets after one
@@ -90,6 +90,8 @@ def _measured(call: Call, request: dict[str, Any]) -> list[float]:
             return burst(call, **how)
         case {"rate": how}:
             return rate(call, **how)
+        case {"figures": how} if isinstance(call, Gauge):
+            return call.figures(**how)
         case {"asleep": how}:
             return [ours.megabytes_asleep(**how)]
         case {"asleep inside": how}:
