@@ -123,6 +123,7 @@ def test_a_client_reaches_the_host_that_is_allowed_and_no_other(go: Go, name: st
     assert set(visit.asked) == {"web.test"}, "nobody is asked for a name that is not allowed"
 
 
+@pytest.mark.slow  # and the same whoever runs it: there is no sandbox
 @pytest.mark.parametrize("name", CLIENTS)
 def test_without_a_sandbox_the_same_client_reaches_both(go: Go, name: str) -> None:
     """The control: what the test above does not see could have been seen."""
@@ -273,6 +274,7 @@ def test_the_authority_of_a_run_is_in_no_change_set(go: Go) -> None:
 PROXIES = " ".join(f"--env {name}=http://proxy.corp.test:8080" for name in ("HTTP_PROXY", "https_proxy", "ALL_PROXY", "npm_config_proxy"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["curl", "curl without encryption", "requests", "git", "pip", "npm"])
 def test_variables_that_name_a_proxy_lead_to_the_same_door(go: Go, name: str) -> None:
     command = client(name)

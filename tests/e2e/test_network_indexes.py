@@ -70,6 +70,7 @@ def test_a_client_installs_from_an_index_whose_credential_the_run_never_has(go: 
     assert found.stdout == "", "the credential is in no record and no file that the run leaves"
 
 
+@pytest.mark.slow  # and the same whoever runs it: there is no sandbox
 @pytest.mark.parametrize("name", ["pip", "npm"])
 def test_without_the_credential_the_index_refuses(go: Go, name: str) -> None:
     """The control: the index above really asks for it."""
