@@ -185,9 +185,7 @@ class _Work:
     def _holder(self, origin: str, written: str, paths: tuple[str, ...], value: str) -> str:
         """Return the placeholder of a credential for paths of a host; empty if there is no index, or if it cannot be put in."""
         host = _canonical(written)
-        if host not in self._paths:
-            return ""
-        if not self._permits(host):
+        if host not in self._paths or not self._permits(host):
             return ""
         for number, known in enumerate(self.done.secrets):
             if known.hosts == (host,) and known.value == value:

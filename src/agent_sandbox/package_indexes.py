@@ -22,7 +22,7 @@ from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.policy.hosts import canonical_host, is_local
+from agent_sandbox.policy.hosts import bracketed, canonical_host, is_local
 from agent_sandbox.policy.network import WEB_PORTS, is_address
 from agent_sandbox.policy.network_presets import NPM, PYPI
 from agent_sandbox.policy.paths import contains
@@ -106,7 +106,7 @@ def _indexes(addresses: Iterable[str], origin: str) -> Iterator[PackageIndex]:
             continue
         if parts.scheme not in ("http", "https") or is_local(host) or _is_never_reached(host):
             continue
-        written = f"[{host}]" if ":" in host else host
+        written = bracketed(host)
         entry = host if port is None or port in WEB_PORTS else f"{written}:{port}"
         yield PackageIndex(entry, origin, parts.path or "/")
 

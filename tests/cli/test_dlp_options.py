@@ -1,4 +1,4 @@
-"""Who decides what the search of what leaves does, and who can only make it stricter."""
+"""A person changes the search for secrets and personal data; the project and the system only make it stricter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who names intents on the command line, who only narrows them, and how one is declared."""
+"""A person names intents and declares one; the files of the project and of the system only narrow them."""
 
 from __future__ import annotations
 

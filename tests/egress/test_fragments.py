@@ -65,6 +65,9 @@ PIECES: dict[str, Callable[[Customs], Iterator[str]]] = {
     "four fields, with others between": lambda to: (send(to, "/?" + "&x=0&".join(f"p{each}={each}" for each in cut(6))) for _ in "1"),
     "a form": lambda to: (send(to, body=f"n=1&d={piece}".encode(), kind=FORM) for piece in cut(3)),
     "JSON, over requests": lambda to: (send(to, body=json.dumps({"n": 1, "d": [piece]}).encode(), kind=JSON) for piece in cut(4)),
+    "JSON, behind half a character": lambda to: (
+        send(to, body=json.dumps({"n": "\ud800", "d": [piece]}).encode(), kind=JSON) for piece in cut(4)
+    ),
     "JSON, a key and its value": lambda to: (send(to, body=json.dumps({one: two}).encode(), kind=JSON) for one, two in [cut(12)]),
     "plain bodies": lambda to: (send(to, body=piece.encode()) for piece in cut(1)),
     "the end of one long body and the beginning of the next": lambda to: (

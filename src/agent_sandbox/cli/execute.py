@@ -19,6 +19,7 @@ from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.runtimes import Runtimes
 from agent_sandbox.engine.work import Code, Command, Outcome, Work
 from agent_sandbox.errors import Busy, Denied, PolicyError
+from agent_sandbox.policy.hosts import bracketed
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.network import WEB_PORTS
 from agent_sandbox.policy.paths import contains
@@ -271,7 +272,7 @@ def _exchanges(options: CommandOptions) -> tuple[CommandOptions, ExchangeOptions
         known.close()
         if not known.hosts:
             raise PolicyError(f"the record {replay!r} holds no exchange", hint="record a run that sends requests")
-        names = ((f"[{name}]" if ":" in name else name, port) for name, port in known.hosts)
+        names = ((bracketed(name), port) for name, port in known.hosts)
         hosts = tuple(dict.fromkeys(name if port in WEB_PORTS else f"{name}:{port}" for name, port in names))
         options = replace(options, policy=replace(options.policy, network=hosts))
     return options, ExchangeOptions(record, options.record_bodies, replay)

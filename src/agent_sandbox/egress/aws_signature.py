@@ -40,7 +40,7 @@ class AwsKey:
 
 @dataclass(frozen=True)
 class Scope:
-    """What a signature is good for."""
+    """The scope of a signature: a day, a region and a service."""
 
     date: bytes
     region: bytes

@@ -15,12 +15,13 @@ from agent_sandbox.egress.http1 import (
     ReaderMark,
     RequestHead,
     ResponseHead,
+    reason_of,
     write_chunk,
     write_response,
 )
 from agent_sandbox.egress.rules import FlowRefused
 from agent_sandbox.egress.upstream import Patience
-from agent_sandbox.egress.web import reason_of, refusal_response
+from agent_sandbox.egress.web import refusal_response
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _SETTLE = 1.0  # seconds after which a connection without a new request counts as idle

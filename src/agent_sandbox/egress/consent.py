@@ -38,11 +38,6 @@ class Consent:
         self._judged = rules()
         self._free: set[tuple[str, int]] = set()  # hosts that may be reached by the rules `_judged`, without a question
 
-    def open(self, name: str, port: int | None = None, *, rules: NetworkRules | None = None) -> bool:
-        """Return whether a canonical host may be reached, perhaps after a question; under the rules in force, or under these."""
-        rules = rules or self._rules()
-        return not rules.objection(name, port) or rules.asks_for(name, port)
-
     async def host(
         self,
         name: str,
@@ -69,8 +64,8 @@ class Consent:
             if rules is in_force and len(self._free) < _MOST_KNOWN:
                 self._free.add((name, port))
             return None
-        if not rules.asks_for(name, port):
-            raise FlowRefused(403, rules.objection(name, port))
+        if why := rules.refusal(name, port):
+            raise FlowRefused(403, why)
         if is_address(name):  # nobody is asked for an address that would not be dialled
             private = rules.may_be_private(name, port)
             addresses, why = dialled((name,), named=(name,) if private else (), private=private)
@@ -78,9 +73,8 @@ class Consent:
                 raise FlowRefused(403, f"{name} cannot be reached: {why}")
         about = {"host": name, "port": port, "method": method[:20], "path": _path(target), "data": ""}
         watched = await self._agreed(about, alive)
-        rules = under(self._rules())  # they may have changed meanwhile
-        if not self.open(name, port, rules=rules):
-            raise FlowRefused(403, rules.objection(name, port))
+        if why := under(self._rules()).refusal(name, port):  # the rules may have changed meanwhile
+            raise FlowRefused(403, why)
 
         async def still() -> str:
             try:

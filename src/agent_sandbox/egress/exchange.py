@@ -149,11 +149,9 @@ class _Exchange:
             await self._read_all()
             raise FlowRefused(403, f"a simulation does not send {self._said[0]}, which may change something at {self.origin}; --send would")
         await self._ask_for_host()
-        if recorder is None:
-            await self._carry()
-            return
-        if passage.judged.websocket:
-            recorder.skip("WebSocket")
+        if recorder is None or passage.judged.websocket:
+            if recorder is not None:
+                recorder.skip("WebSocket")
             await self._carry()
             return
         asked = self.asking.head
@@ -202,6 +200,11 @@ class _Exchange:
         """The method, and the path without the query."""
         return self.passage.judged.method.decode("ascii"), self.passage.written.partition(b"?")[0].decode("ascii")
 
+    @property
+    def _shown(self) -> tuple[str, bytes]:
+        """The method and the target, for whoever is asked. A target in which something was found is withheld."""
+        return self.asking.head.method.decode("ascii"), b"" if self.passage.notes else self.passage.judged.target
+
     def facts(self) -> dict[str, Any]:
         """Return what is told of this request."""
         method, path = self._said
@@ -248,17 +251,17 @@ class _Exchange:
 
     async def _ask_for_host(self) -> None:
         """Wait until the host may be reached. Raises `FlowRefused`."""
-        passage, (name, port) = self.passage, (self.origin.name, self.origin.port)
-        method, target = self.asking.head.method.decode("ascii"), b"" if passage.notes else passage.judged.target
-        under = partial(rules_for, declared=passage.intent)
-        passage.still = await self.shared.consent.host(name, port, lambda: self.asking.alive, method=method, target=target, under=under)
+        method, target = self._shown
+        under = partial(rules_for, declared=self.passage.intent)
+        self.passage.still = await self.shared.consent.host(
+            self.origin.name, self.origin.port, lambda: self.asking.alive, method=method, target=target, under=under
+        )
 
     async def _ask_about_findings(self) -> None:
         """Wait until what was found so far may leave. Raises `FlowRefused`."""
         for finding in self.passage.questions():
-            method, target = self.asking.head.method.decode("ascii"), b"" if self.passage.notes else self.passage.judged.target
             try:
-                await self.shared.consent.data(self.origin, method, target, finding, lambda: self.asking.alive)
+                await self.shared.consent.data(self.origin, *self._shown, finding, lambda: self.asking.alive)
             except FlowRefused as error:
                 why = f"{finding.partition(' in ')[2]} holds data that somebody was asked about: {finding}; {error}"
                 raise FlowRefused(error.status, why, withheld=True, findings=(f"ask: {finding}",)) from None

@@ -43,7 +43,7 @@ class _Host:
 
 
 class Fragments:
-    """What one run has sent to each host, as far as it may be pieces of its secrets."""
+    """The pieces of secrets that one run may have sent, for each host."""
 
     def __init__(self, own: OwnSecrets) -> None:
         self._own = own
@@ -194,11 +194,12 @@ def _of_form(form: bytes, kind: str) -> Iterator[tuple[str, bytes]]:
 def _of_json(value: object, name: str, depth: int) -> Iterator[tuple[str, bytes]]:
     if isinstance(value, dict) and depth < 20:
         for key, each in value.items():
-            yield "json", key.encode()
+            yield "json", key.encode(errors="surrogatepass")
             yield from _of_json(each, key[:40], depth + 1)
     elif isinstance(value, list) and depth < 20:
         for each in value:
             yield from _of_json(each, name, depth + 1)
     elif isinstance(value, str):
-        yield "json", value.encode()
-        yield f"json {name}", value.encode()
+        text = value.encode(errors="surrogatepass")
+        yield "json", text
+        yield f"json {name}", text

@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
+from http import HTTPStatus
 
 MOST_HEAD = 64 << 10  # bytes of a request or status line with its fields
 MOST_FIELDS = 256
@@ -289,3 +290,11 @@ LAST_CHUNK = b"0\r\n\r\n"
 def spelling(name: bytes) -> bytes:
     """Return the usual spelling of a field's name: `content-type` is written `Content-Type`."""
     return _SPELLINGS.get(name) or b"-".join(part.capitalize() for part in name.split(b"-"))
+
+
+def reason_of(status: int) -> bytes:
+    """Return the usual words for a status."""
+    try:
+        return HTTPStatus(status).phrase.encode()
+    except ValueError:
+        return b""

@@ -28,6 +28,7 @@ from agent_sandbox.egress.http1 import (
     ReaderMark,
     RequestHead,
     ResponseHead,
+    reason_of,
     write_chunk,
     write_request,
     write_response,
@@ -39,8 +40,6 @@ from agent_sandbox.policy.publications import Publication
 MOST_CONNECTIONS = 100  # at once; more wait, and those without a request give way
 _LOOPBACK = ((FOURTH, "127.0.0.1"), (SIXTH, "::1"))  # of the sandbox: a server may listen on one of them only
 _NAMES = ("localhost", "127.0.0.1", "[::1]")
-_RESPONSES = {400: b"Bad Request", 403: b"Forbidden", 405: b"Method Not Allowed", 408: b"Request Timeout", 421: b"Misdirected Request"}
-_RESPONSES |= {431: b"Request Header Fields Too Large", 501: b"Not Implemented", 502: b"Bad Gateway", 504: b"Gateway Timeout"}
 _HOP_BY_HOP = frozenset(b"connection proxy-connection keep-alive te trailer upgrade transfer-encoding http2-settings".split())
 _AT_ONCE = struct.pack("ii", 1, 0)  # SO_LINGER: closing leaves nothing behind in the sandbox's network
 _MOST_INFORMATIONAL = 16
@@ -526,7 +525,7 @@ class _Client:
         """Answer that a request was turned away. Raises OSError."""
         text = f"agent-sandbox: {why}\n".encode()
         fields = ((b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"%d" % len(text)), (b"connection", b"close"))
-        self.channel.write(write_response(why.status, _RESPONSES.get(why.status, b"Refused"), fields) + text)
+        self.channel.write(write_response(why.status, reason_of(why.status), fields) + text)
 
 
 def _closes(head: RequestHead) -> bool:

@@ -23,7 +23,7 @@ from agent_sandbox.errors import PolicyError
 from agent_sandbox.kernel import wire
 from agent_sandbox.policy.action import Connect
 from agent_sandbox.policy.bound_secrets import BoundSecret
-from agent_sandbox.policy.hosts import canonical_host, canonical_port
+from agent_sandbox.policy.hosts import bracketed, canonical_host, canonical_port
 from agent_sandbox.policy.intents import Declared, IntentReach
 from agent_sandbox.policy.network import GrantedWay, NetworkRules, Reach, RequestRule, Way
 from agent_sandbox.policy.search_rules import SearchRules
@@ -40,7 +40,7 @@ MOST_ORDER_BYTES = 32 << 20  # of a frame from the supervisor: it carries the ta
 
 @dataclass(frozen=True)
 class ExchangeOrders:
-    """What is done with the exchanges of a run: recorded, with `bodies` or without, or answered from a record.
+    """Orders about the exchanges of a run: to record them, with `bodies` or without, or to answer them from a record.
 
     `record` and `replay` are the salts of the two records, in hexadecimal; empty: there is none. With `tell`, each request is reported by
     itself. With `hold`, requests that may change something at their host are not sent, and neither is what is not read.
@@ -219,7 +219,7 @@ class FlowRecord:
     @property
     def target(self) -> str:
         """The host, with the port if there is one."""
-        host = f"[{self.name}]" if ":" in self.name else self.name
+        host = bracketed(self.name)
         return f"{host}:{self.port}" if self.port else self.name
 
 
@@ -255,5 +255,5 @@ class RequestMade:
     @property
     def origin(self) -> str:
         """The scheme, the host, and the port if it is not the usual one."""
-        host = f"[{self.name}]" if ":" in self.name else self.name
+        host = bracketed(self.name)
         return f"http{'s' if self.tls else ''}://{host}" + ("" if self.port == (443 if self.tls else 80) else f":{self.port}")

@@ -21,6 +21,7 @@ from agent_sandbox.egress.inspection import unpacked
 from agent_sandbox.egress.recorded_exchange import MOST_BODY, MOST_RULES, BodyDigest, RecordedExchange, key_of, read_exchange, replaced
 from agent_sandbox.egress.rules import FlowRefused, Origin
 from agent_sandbox.policy.bound_secrets import BoundSecret
+from agent_sandbox.policy.hosts import bracketed
 from agent_sandbox.policy.secrets import names_a_secret
 
 MOST_HELD = 96 << 20  # bytes of bodies that are held at once for the record
@@ -40,8 +41,7 @@ Ask = Callable[[str], Awaitable[RecordedExchange | None]]  # for the recorded an
 
 def origin_of(origin: Origin) -> str:
     """Return the origin as a record writes it."""
-    name = f"[{origin.name}]" if ":" in origin.name else origin.name
-    return f"http{'s' if origin.tls else ''}://{name}:{origin.port}"
+    return f"http{'s' if origin.tls else ''}://{bracketed(origin.name)}:{origin.port}"
 
 
 class AskedRequest:

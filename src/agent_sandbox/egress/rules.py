@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 from agent_sandbox.egress.http1 import Fields, RequestHead
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.policy.hosts import canonical_host, covers
+from agent_sandbox.policy.hosts import bracketed, canonical_host, covers
 from agent_sandbox.policy.intents import FIELD, for_request, known_intent, names_of
 from agent_sandbox.policy.network import NetworkRules, split_port
 
@@ -35,7 +35,7 @@ class Origin:
     @cached_property
     def field(self) -> bytes:
         """The value of the Host field for requests to it."""
-        name = f"[{self.name}]" if ":" in self.name else self.name
+        name = bracketed(self.name)
         return (name if self.port == (443 if self.tls else 80) else f"{name}:{self.port}").encode()
 
     def __str__(self) -> str:
@@ -113,7 +113,7 @@ def judge_request(rules: NetworkRules, origin: Origin, head: RequestHead) -> Jud
         raise FlowRefused(400, f"the request is for {_shown(hosts[0])}, which is no host")
     if asked != (origin.name, origin.port):
         raise FlowRefused(421, f"the request is for {_shown(hosts[0])}, and its connection for {origin}")
-    if (why := rules.objection(origin.name, origin.port)) and not rules.asks_for(origin.name, origin.port):
+    if why := rules.refusal(origin.name, origin.port):
         raise FlowRefused(403, why)
     if head.method in (b"CONNECT", b"TRACE", b"TRACK"):
         raise FlowRefused(405, f"{head.method.decode()} does not leave a sandbox")
@@ -172,7 +172,7 @@ def ambiguity(path: str) -> str:
 
 def allowing_rule(rules: NetworkRules, name: str) -> str:
     """Return the entries of the policy that allow a canonical host, one for each layer that speaks of hosts; nothing if none do."""
-    if rules.objection(name) and not rules.asks_for(name):
+    if rules.refusal(name):
         return ""
     entries = []
     for reach in next((way for way in rules.ways if all(reach.permits(name, None) or reach.asks(name, None) for reach in way)), ()):

@@ -150,7 +150,7 @@ class Egress:
             self._check_name(name)
         except FlowRefused:
             return False
-        return self._consent.open(name, rules=self.rules.widest())  # a request may declare its intent, and is answered why it is refused
+        return not self.rules.widest().refusal(name)  # a request may declare its intent, and is answered why it is refused
 
     def _check_name(self, name: str) -> None:
         notes: list[str] = []
@@ -172,8 +172,7 @@ class Egress:
             return "it cannot be the name of a host", True
         except FlowRefused as error:
             return str(error), True
-        widest = self.rules.widest()
-        return (not widest.asks_for(canonical) and widest.objection(canonical)) or "no address is left for it", False
+        return self.rules.widest().refusal(canonical) or "no address is left for it", False
 
     async def accept(self, listener: socket.socket, *, proxy: bool = False) -> None:
         """Accept the connections of one port, until cancelled. With `proxy`, they are asked for other hosts by name.
@@ -238,7 +237,7 @@ class Egress:
         """Serve a connection to a name, or to an address that somebody wrote down. Raises `FlowRefused`."""
         flow.rule = allowing_rule(self.rules, flow.name)
         read = self._exchanges.replay is not None  # a record answers requests, and holds no other bytes
-        if not read and self.rules.passes_opaque(flow.name, flow.port) and self._consent.open(flow.name, flow.port):
+        if not read and self.rules.passes_opaque(flow.name, flow.port) and not self.rules.refusal(flow.name, flow.port):
             flow.how = "opaque"
             await self._tunnel(channel, flow, flow.name)
             return
@@ -254,7 +253,7 @@ class Egress:
             flow.how = "http"
             await self._serve_web(channel, flow, Origin(name, flow.port, False) if name else None)
         else:
-            why = "" if self._consent.open(flow.name, flow.port) else self.rules.objection(flow.name, flow.port)
+            why = self.rules.refusal(flow.name, flow.port)
             raise FlowRefused(400, why or "it speaks neither HTTP nor TLS, and is not allowed as opaque")
 
     async def _first(self, channel: SocketChannel) -> bytes:
@@ -281,9 +280,10 @@ class Egress:
         opened, flow.name = flow.name, asked
         flow.rule = allowing_rule(self.rules, asked)
         wrong: FlowRefused | None = None
+        read = self._exchanges.replay is not None  # a record answers requests, and holds no other bytes
         if name is not None and asked != name:
             wrong = FlowRefused(421, f"the connection was opened to {opened}, and its TLS asks for {asked}")
-        elif self._exchanges.replay is None and self.rules.passes_uninspected(asked, flow.port) and self._consent.open(asked, flow.port):
+        elif not read and self.rules.passes_uninspected(asked, flow.port) and not self.rules.refusal(asked, flow.port):
             flow.how = "tls"
             if hello.encrypted:
                 raise FlowRefused(403, f"its TLS hides a name behind {asked}, and is not read here")
@@ -369,8 +369,8 @@ class Egress:
         flow.name, flow.port = "(withheld)", asked[1]
         self._check_name(asked[0])
         flow.name = asked[0]
-        if not self._consent.open(*asked, rules=self.rules.widest()):
-            raise FlowRefused(403, self.rules.widest().objection(*asked))
+        if why := self.rules.widest().refusal(*asked):
+            raise FlowRefused(403, why)
 
     async def _serve_names(self, channel: SocketChannel) -> None:
         """Answer queries for names over TCP: each has its length before it."""
@@ -431,10 +431,8 @@ class Egress:
         port, opaque = flow.port, flow.how == "opaque"
 
         def objection(rules: NetworkRules) -> str:
-            if not self._consent.open(name, port, rules=rules):
-                return rules.objection(name, port)
             passes = rules.passes_opaque(name, port) if opaque else rules.passes_uninspected(name, port)
-            return "" if passes else "it may no longer pass unread"
+            return rules.refusal(name, port) or ("" if passes else "it may no longer pass unread")
 
         await self._both(channel, beyond, name, searched.feed if searched else bytes, bytes, flow, objection, still)
 

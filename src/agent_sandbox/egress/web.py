@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from http import HTTPStatus
 
 from agent_sandbox.egress.aws_signature import MOST_HASHED, Signing
 from agent_sandbox.egress.fragments import MOST_TEXT, texts_of_body, texts_of_target
-from agent_sandbox.egress.http1 import Fields, RequestHead, ResponseHead, write_request
+from agent_sandbox.egress.http1 import Fields, RequestHead, ResponseHead, reason_of, write_request
 from agent_sandbox.egress.inspection import HELD, Inspected, Inspection
 from agent_sandbox.egress.rules import FlowRefused, Judged, Origin, declared_by, judge_request, rules_for
 from agent_sandbox.egress.secrets import Broker, Scrubber
@@ -220,11 +219,3 @@ def refusal_response(status: int, why: str) -> tuple[ResponseHead, bytes]:
     text = f"{word} by the sandbox: {why}\n".encode("utf-8", "backslashreplace")
     fields = ((b"content-type", b"text/plain; charset=utf-8"), (b"x-agent-sandbox", word.encode()))
     return ResponseHead(status, fields, len(text), reason=reason_of(status)), text
-
-
-def reason_of(status: int) -> bytes:
-    """Return the usual words for a status."""
-    try:
-        return HTTPStatus(status).phrase.encode()
-    except ValueError:
-        return b""

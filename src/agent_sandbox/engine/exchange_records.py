@@ -69,7 +69,7 @@ class ExchangeFiles:
 
     @property
     def orders(self) -> ExchangeOrders:
-        """What the egress process is told."""
+        """The orders for the egress process."""
         writer, replay = self.writer, self.replay
         return ExchangeOrders(writer.salt if writer else "", bool(writer and writer.bodies), replay.salt if replay else "")
 

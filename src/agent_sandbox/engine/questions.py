@@ -57,8 +57,8 @@ class Questions:
     """The questions of one run. `reply` sends an answer to the request of a number. Safe to use from several threads."""
 
     def __init__(self, gate: Gate, reply: Reply, *, run: str, clock: Callable[[], float] = time.time) -> None:
-        """`run` tells this run from others of the same sandbox. `clock` is that of the gate. `program` is what the run was started with."""
-        self.program = ""
+        """`run` tells this run from others of the same sandbox. `clock` is that of the gate."""
+        self.program = ""  # that the run was started with, for whoever is asked
         self._gate, self._reply, self._run, self._clock = gate, reply, run, clock
         self._lock = threading.Lock()
         self._granted: dict[_Key, float] = {}  # until when

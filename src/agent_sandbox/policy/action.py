@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from agent_sandbox._fast.encoding import canonical_digest, sha256
 from agent_sandbox._fast.values import dataclass
 from agent_sandbox.errors import PolicyError
+from agent_sandbox.policy.hosts import bracketed
 from agent_sandbox.policy.paths import normalise
 
 LANGUAGES = ("python", "javascript", "ruby", "bash")
@@ -168,7 +169,7 @@ class Connect(_Request):
     @property
     def target(self) -> str:
         """The host with its port."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return f"{bracketed(self.host)}:{self.port}"
 
 
 Action = RunCode | RunCommand | Promote | Undo | CallTool | UseFile | OpenNetwork | Connect

@@ -148,7 +148,7 @@ def check_bound(secrets: Sequence[Secret], rules: NetworkRules) -> None:
         if any(other.name == secret.name for other in secrets[:number]):
             raise PolicyError(f"the secret {secret.name} is there twice", hint=f"bind it once: {secret.name}@HOST,HOST")
         for host in secret.hosts:
-            if (why := rules.objection(host)) and not rules.asks_for(host):
+            if why := rules.refusal(host):
                 raise PolicyError(
                     f"the secret {secret.name} is bound to {host}, which it does not open: {why}", hint=f"add --network {host}"
                 )

@@ -194,9 +194,7 @@ def _file(policy: Policy, action: UseFile) -> Allow | Deny:
 
 
 def _connection(policy: Policy, action: Connect) -> Allow | Deny:
-    rules = policy.network.declarable()
-    why = rules.objection(action.host, action.port)
-    if why and not rules.asks_for(action.host, action.port):
+    if why := policy.network.declarable().refusal(action.host, action.port):
         return Deny(Reason("network", why, "see: agent-sandbox policy explain"))
     return Allow(Reason("network", f"the policy {policy.name!r} lets {action.target} be reached"))
 

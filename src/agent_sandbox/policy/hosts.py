@@ -67,6 +67,11 @@ def covers(patterns: Iterable[str], host: str) -> bool:
     return any(pattern in ("*", host) or (pattern.startswith("*.") and host.endswith(pattern[1:])) for pattern in patterns)
 
 
+def bracketed(host: str) -> str:
+    """Return a host as addresses write it: an address of IPv6 in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
 def is_local(host: str) -> bool:
     """Return whether a canonical host is a name or address of this machine, such as `localhost`. Nothing is resolved."""
     return covers(_LOCAL, host) or host.startswith("127.") or host in ("::1", "0.0.0.0", "::")

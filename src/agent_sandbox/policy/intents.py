@@ -86,7 +86,7 @@ class NetworkIntent:
 
 @dataclass(frozen=True)
 class IntentReach:
-    """What an intent opens: a connection must lie within each of its reaches. A declaration of it holds for `seconds`."""
+    """The part of the network that an intent opens: a connection must lie within each reach. A declaration holds for `seconds`."""
 
     name: str
     reaches: Way

@@ -21,7 +21,7 @@ from enum import Enum
 
 from agent_sandbox._fast.values import Protocol, dataclass
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.policy.hosts import canonical_host, is_local
+from agent_sandbox.policy.hosts import bracketed, canonical_host, is_local
 from agent_sandbox.policy.model import MIB, SCRATCH, FileRules, Limits
 from agent_sandbox.policy.network import WEB_PORTS, canonical_entry, split_port
 from agent_sandbox.policy.paths import Tree, matches
@@ -104,9 +104,7 @@ def network_lines(seen: Iterable[ObservedAttempt], left_out: list[str]) -> list[
                 inbound[each.program] = None
         elif not is_local(name) and not (port == _DNS_PORT and resolves):
             beyond = port and port not in WEB_PORTS
-            hosts.setdefault(canonical_entry(f"[{name}]:{port}" if ":" in name else f"{name}:{port}") if beyond else name, {})[
-                each.program
-            ] = None
+            hosts.setdefault(canonical_entry(f"{bracketed(name)}:{port}") if beyond else name, {})[each.program] = None
     named = {host for host, port in map(split_port, hosts) if port}
     resolved = {each.target for each in seen if each.kind == "resolve"}
     reached = {_split(each.target)[0] for each in seen if each.kind == "connect" and _split(each.target)[1] in WEB_PORTS}
@@ -141,16 +139,12 @@ def request_lines(made: Iterable[ObservedRequest], untold: int, left_out: list[s
     for (name, method), seen in sorted(paths.items()):
         for path in sorted(_gathered_paths(seen)) if name not in unclear else ():
             methods.setdefault((name, path), []).append(method)
-    asked = [Asked(f"{','.join(used)} {_bracketed(name)}{path}", _why_sent(path)) for (name, path), used in methods.items()]
+    asked = [Asked(f"{','.join(used)} {bracketed(name)}{path}", _why_sent(path)) for (name, path), used in methods.items()]
     return [ProposedSetting("network.requests", tuple(asked))] if asked else []
 
 
 def _why_sent(path: str) -> str:
     return "sent; * stands for what varies" if path.endswith("*") else "sent"
-
-
-def _bracketed(name: str) -> str:
-    return f"[{name}]" if ":" in name else name
 
 
 def _generalised(path: str) -> str:

@@ -15,7 +15,7 @@ from functools import lru_cache
 
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.policy.hosts import canonical_host, canonical_pattern, canonical_port, covers, is_local
+from agent_sandbox.policy.hosts import bracketed, canonical_host, canonical_pattern, canonical_port, covers, is_local
 from agent_sandbox.policy.search_rules import SearchRules
 from agent_sandbox.policy.traffic_budgets import TrafficBudget
 
@@ -43,7 +43,7 @@ class RequestRule:
 
 @dataclass(frozen=True)
 class Reach:
-    """What one layer of a policy permits.
+    """The connections and requests that one layer of a policy permits.
 
     `hosts` are patterns, each with or without a port (`db.example.com:5432`); None is every public host. A pattern without a port means
     `ports`, by default those of the web. Without hosts and ports, a layer says nothing of ports.
@@ -217,6 +217,11 @@ class NetworkRules:
         if port is not None and not self._leading(name, port):
             return f"the policy does not allow port {port} of {name}; --network {name}:{port} would"
         return f"the policy asks before {name} is reached, and nobody has agreed"
+
+    def refusal(self, name: str, port: int | None = None) -> str:
+        """Return why a canonical host may not be reached, not even if somebody agrees; empty if it may be."""
+        why = self.objection(name, port)
+        return "" if why and self.asks_for(name, port) else why
 
     def asks_for(self, name: str, port: int | None = None, *, person: bool = False) -> bool:
         """Return whether a canonical host may be reached once a capability or a person agrees, and not before.
@@ -395,7 +400,7 @@ def canonical_entry(written: object) -> str:
         host, colon, port = written.rpartition(":")
         if colon and port.isdigit() and (":" not in host or host.endswith("]")):
             pattern = canonical_pattern(host)
-            return f"[{pattern}]:{canonical_port(int(port))}" if ":" in pattern else f"{pattern}:{canonical_port(int(port))}"
+            return f"{bracketed(pattern)}:{canonical_port(int(port))}"
     return canonical_pattern(written)
 
 

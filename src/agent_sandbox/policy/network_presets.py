@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from agent_sandbox._fast.values import dataclass
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.policy.hosts import covers, is_local
+from agent_sandbox.policy.hosts import bracketed, covers, is_local
 from agent_sandbox.policy.network import WEB_PORTS, NetworkRules, RequestRule, canonical_entry, network_rules, public_web, split_port
 
 PACKAGES, GIT_HOSTS, LLM_APIS = PRESETS = ("packages", "git-hosts", "llm-apis")
@@ -134,7 +134,7 @@ def opaque_of(hosts: Iterable[str], ports: Iterable[int]) -> tuple[str, ...]:
     beyond = [port for port in ports if port not in WEB_PORTS]
     single = [canonical_entry(each) for each in hosts]
     return tuple(
-        f"[{host}]:{number}" if ":" in host else f"{host}:{number}"
+        f"{bracketed(host)}:{number}"
         for host, port in map(split_port, single)
         if not host.startswith("*")
         for number in (beyond if port is None else [port] if port not in WEB_PORTS else [])

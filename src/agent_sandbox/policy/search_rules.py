@@ -1,4 +1,4 @@
-"""What the search of everything that leaves a run does about what it finds: the part of it that policies decide.
+"""The actions of the search for secrets and personal data, as far as policies decide on them.
 
 A person may turn the search off or make it milder; another layer of a policy only makes it stricter. The user's own secrets, and what
 cannot be looked through, are always refused.

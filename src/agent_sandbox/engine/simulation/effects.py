@@ -13,6 +13,7 @@ from agent_sandbox.engine.simulation.plan import FileEffect, HttpRequest, Input,
 from agent_sandbox.engine.work import Code, Work
 from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.ledger.encoding import without_secrets
+from agent_sandbox.policy.hosts import bracketed
 from agent_sandbox.policy.paths import ancestors, contains
 from agent_sandbox.policy.programs import reads_a_line
 from agent_sandbox.policy.secrets import Mask, names_a_secret
@@ -121,7 +122,7 @@ def programs(observed: Iterable[Observed], read: Understanding | None, *, watche
 
 def requests(observed: Iterable[Observed], http: Iterable[HttpRequest] = ()) -> tuple[NetworkRequest, ...]:
     """Return the network requests among the observed attempts. `http` are the requests over HTTP, which have the risk of their hosts."""
-    listed = {f"[{each.host}]:{each.port}" if ":" in each.host else f"{each.host}:{each.port}" for each in http}
+    listed = {f"{bracketed(each.host)}:{each.port}" for each in http}
     attempts = [(each, each.allowed and each.target in listed) for each in observed if each.kind in _NETWORK]
     return tuple(
         NetworkRequest(each.kind, each.target, each.program, each.times, risk.of_request(each.kind, each.target, listed=told), each.allowed)

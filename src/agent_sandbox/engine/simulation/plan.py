@@ -9,6 +9,7 @@ from __future__ import annotations
 from agent_sandbox._fast.encoding import as_json, canonical_form, sha256
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.engine.simulation.risk import NONE, Level, Risk, of_deletions, of_unlisted, of_unseen, worst
+from agent_sandbox.policy.hosts import bracketed
 
 if TYPE_CHECKING:
     from typing import Any
@@ -79,14 +80,14 @@ class HttpRequest:
     @property
     def target(self) -> str:
         """The address, without the port if it is the usual one, and without the query."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
+        host = bracketed(self.host)
         port = "" if self.port == (443 if self.tls else 80) else f":{self.port}"
         return f"http{'s' if self.tls else ''}://{host}{port}{self.path or '/(withheld)'}"
 
 
 @dataclass(frozen=True)
 class Rerun:
-    """What a run of the same command is given, when a plan with requests is carried out.
+    """The settings of the second run of a command, which carries out a plan with requests.
 
     `rules` are the network rules of the simulation as JSON, `apart` is the digest of its other rules. `secrets` are bound secrets as they
     were written, without values, and `variables` the names of variables that it was handed. `code` is false for a command.

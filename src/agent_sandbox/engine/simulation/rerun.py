@@ -15,6 +15,7 @@ from agent_sandbox.engine.simulation.plan import EffectPlan, HttpRequest
 from agent_sandbox.engine.simulation.risk import NONE
 from agent_sandbox.engine.simulation.run import apart_from_network
 from agent_sandbox.errors import PolicyError
+from agent_sandbox.policy.hosts import bracketed
 from agent_sandbox.policy.model import Policy, with_network
 from agent_sandbox.policy.network import NetworkRules, Reach, RequestRule
 
@@ -59,7 +60,7 @@ def permitted(plan: EffectPlan, rules: NetworkRules) -> NetworkRules:
 
 
 def _entry(request: HttpRequest) -> str:
-    return f"[{request.host}]:{request.port}" if ":" in request.host else f"{request.host}:{request.port}"
+    return f"{bracketed(request.host)}:{request.port}"
 
 
 def difference(plan: EffectPlan, again: EffectPlan, flows: Iterable[FlowRecord] = ()) -> str:

@@ -114,7 +114,7 @@ def barred_hosts(source: str, network: NetworkRules) -> tuple[str, ...]:
             name = canonical_host(found[1] or found[2])
         except PolicyError:
             continue
-        if not is_local(name) and network.objection(name) and not network.asks_for(name):
+        if not is_local(name) and network.refusal(name):
             hosts[name] = None
     return tuple(hosts)
 
