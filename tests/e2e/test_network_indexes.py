@@ -66,7 +66,7 @@ def test_a_client_installs_from_an_index_whose_credential_the_run_never_has(go: 
     assert "42" in visit.stdout, visit
     assert visit.received[f"{WEB}:443"].count(b"Authorization: ") >= 2
     assert "agent-sandbox-secret-index-" in visit.stdout and INDEX_SECRET not in visit.stdout + visit.stderr
-    found = subprocess.run(["grep", "-rlaF", INDEX_SECRET, tmp_path / "state"], capture_output=True, text=True, check=False)
+    found = subprocess.run(["grep", "-rlF", INDEX_SECRET, tmp_path / "state"], capture_output=True, text=True, check=False)
     assert found.stdout == "", "the credential is in no record and no file that the run leaves"
 
 

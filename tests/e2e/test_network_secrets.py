@@ -96,7 +96,7 @@ def test_a_value_is_in_nothing_that_a_run_leaves_behind(go: Go, tmp_path: Path) 
         """Return where the value is found: the words of the run, or files in the state directory, whatever they are."""
         visit = go(run.replace("{0}", flag), name=name)
         assert "env.txt" in visit.stdout, visit
-        found = subprocess.run(["grep", "-rlaF", VALUE, tmp_path / "state"], capture_output=True, text=True, check=False)
+        found = subprocess.run(["grep", "-rlF", VALUE, tmp_path / "state"], capture_output=True, text=True, check=False)
         return [*found.stdout.splitlines(), *(["its words"] if VALUE in visit.stdout + visit.stderr else [])]
 
     assert places("--secret TOKEN@web.test", "bound") == []
