@@ -22,6 +22,7 @@ from agent_sandbox.selftest.probes import PROBES, egress
 from agent_sandbox.selftest.walls import NOT_ATTACKED
 from tests.e2e.program import PROGRAM, Shell, words
 from tests.e2e.test_bad_input import NO_USER_NAMESPACES, in_namespace
+from tests.e2e.test_schemas import checked
 from tests.patience import until
 from tests.security.harness import snapshot
 
@@ -65,7 +66,7 @@ def left(tmp_path: Path) -> list[str]:
 def test_every_promise_holds_here_and_nothing_is_left_or_changed(user: Shell, tmp_path: Path) -> None:
     before = snapshot(user.cwd), snapshot(tmp_path / "home")
     done = user("--json", "verify")
-    document = json.loads(done.stdout)
+    document = checked(done)
     assert [row for row in document["results"] if row["status"] != "pass" and not row["excused"]] == []
     assert done.returncode == 0 and document["held"] is True
     assert document["schema"] == "agent-sandbox/verify/1"
