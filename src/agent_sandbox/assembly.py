@@ -77,21 +77,18 @@ class Host:
 
         `$AGENT_SANDBOX_STATE` and `$AGENT_SANDBOX_KEYS` choose directories. Without them, the directories are `agent-sandbox` in the XDG
         directories. A relative XDG directory is ignored, as its specification asks. A chosen state directory holds its own keys, beside the
-        ledger, unless the keys are chosen, too. If `$AGENT_SANDBOX_NO_BACKGROUND` is set, nothing is compiled in a background process.
-        `$AGENT_SANDBOX_SHARED_CACHE` chooses another directory for what root compiles for all users.
+        ledger, unless the keys are chosen, too. Each state directory has keys of its own. If `$AGENT_SANDBOX_NO_BACKGROUND` is set, nothing
+        is compiled in a background process. `$AGENT_SANDBOX_SHARED_CACHE` chooses another directory for what root compiles for all users.
         """
         home = next((os.path.normpath(each) for each in (os.environ.get("HOME", ""), _account_home()) if os.path.isabs(each)), "/")
         chosen, keys = os.environ.get("AGENT_SANDBOX_STATE"), os.environ.get("AGENT_SANDBOX_KEYS")
         state = os.path.abspath(chosen) if chosen else _xdg("XDG_STATE_HOME", home, ".local/state")
-        if keys:
-            keys = os.path.abspath(keys)
-        else:
-            keys = os.path.join(state, f"{LEDGER}.keys") if chosen else os.path.join(_xdg("XDG_DATA_HOME", home, ".local/share"), "keys")
+        unchosen = os.path.join(state, f"{LEDGER}.keys") if chosen else _keys_of(state, home)
         return cls(
             home,
             state,
             _xdg("XDG_CACHE_HOME", home, ".cache"),
-            keys,
+            os.path.abspath(keys) if keys else unchosen,
             _xdg("XDG_CONFIG_HOME", home, ".config"),
             not os.environ.get("AGENT_SANDBOX_NO_BACKGROUND"),
             os.environ.get("PATH", ""),
@@ -100,8 +97,9 @@ class Host:
 
     def unchosen(self) -> Host:
         """Return this host with the user's default state and key directories, even if environment variables choose others."""
-        state, data = _xdg("XDG_STATE_HOME", self.home, ".local/state"), _xdg("XDG_DATA_HOME", self.home, ".local/share")
-        return Host(self.home, state, self.cache, os.path.join(data, "keys"), self.config, self.background, self.search_path, self.shared)
+        state = _xdg("XDG_STATE_HOME", self.home, ".local/state")
+        keys = _keys_of(state, self.home)
+        return Host(self.home, state, self.cache, keys, self.config, self.background, self.search_path, self.shared)
 
     def of_user(self, user: str) -> Host:
         """Return the host of another user, with that user's default directories. Raises `PolicyError` for an unknown user."""
@@ -340,7 +338,8 @@ class Assembly:
         """Return the second factor (one-time codes of an authenticator) with which this user confirms approvals."""
         from agent_sandbox.engine.approvals.second_factor import SecondFactor
 
-        return SecondFactor(self.host.keys, clock=time.time)
+        keys, all_keys = self.host.keys, _all_keys(self.host.home)
+        return SecondFactor(all_keys if contains(all_keys, keys) else keys, clock=time.time)  # the user's, whichever the ledger
 
     def elevations(self) -> Elevations:
         """Return the store of elevations: rules relaxed for a limited time in sandboxes of this user."""
@@ -391,7 +390,7 @@ class Assembly:
             homes_of_others=host.homes_of_others,
             projects=projects,
             state_dirs=map(os.path.realpath, (host.state, others.state, host.shared)),
-            keys_dirs=map(os.path.realpath, (host.keys, others.keys)),
+            keys_dirs=map(os.path.realpath, (host.keys, _all_keys(host.home))),
         )
         if searched is None or sys.platform != "linux":  # elsewhere no runtime shows files, and the search needs Linux
             return listed
@@ -552,6 +551,24 @@ def _is_searched(directory: str) -> bool:
 def _xdg(variable: str, home: str, default: str) -> str:
     base = os.environ.get(variable, "")
     return os.path.join(base if os.path.isabs(base) else os.path.join(home, default), "agent-sandbox")
+
+
+def _all_keys(home: str) -> str:
+    """Return the directory in which the keys of every state directory of this user lie, unless the environment chooses another."""
+    return os.path.join(_xdg("XDG_DATA_HOME", home, ".local/share"), "keys")
+
+
+def _keys_of(state: str, home: str) -> str:
+    """Return the directory of the keys of the ledger in `state`: one anchor cannot name the last entry of two ledgers.
+
+    A ledger that was begun when all of them shared one directory keeps to it.
+    """
+    shared = _all_keys(home)
+    if state == os.path.join(home, ".local/state/agent-sandbox"):
+        return shared
+    own = os.path.join(shared, sha256(os.fsencode(state)).hexdigest()[:32])
+    begun_earlier = not os.path.exists(own) and os.path.exists(os.path.join(state, LEDGER)) and os.path.exists(shared)
+    return shared if begun_earlier else own
 
 
 def _homes(candidates: set[str]) -> set[str]:
