@@ -21,6 +21,7 @@ STRANGER = 60_705  # an id that nobody has
 COPIED = ("src", "bin", "tests", "scripts", "docs", "pyproject.toml", "README.md", "LICENSE")
 BESIDE = "shared"  # what tests read if it is there, beside the checkout
 PROGRAMS = ("agent-sandbox", "agentbox")
+BINARIES = ("uv",)  # programs of other packages that tests start, and that are no scripts
 
 
 def checkout(directory: Path) -> Path:
@@ -80,6 +81,9 @@ def _copy_environment(copy: Path) -> None:
         body = (CHECKOUT / ".venv/bin" / program).read_text().partition("\n")[2]
         (copy / ".venv/bin" / program).write_text(f"#!{copy / '.venv/bin/python'}\n{body}")
         (copy / ".venv/bin" / program).chmod(0o755)
+    for binary in BINARIES:
+        if (CHECKOUT / ".venv/bin" / binary).exists():
+            _linked(str(CHECKOUT / ".venv/bin" / binary), str(copy / ".venv/bin" / binary))
 
 
 def _interpreter() -> str:
