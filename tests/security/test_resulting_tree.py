@@ -295,6 +295,11 @@ LINKS: dict[str, LinkAttack] = {
     "the text of a file with another name": LinkAttack(
         linked("package.json", "data.json"), put("data.json", '{"scripts": {"postinstall": "evil"}}'), {"data.json": "package-scripts"}
     ),
+    "a list of packages that lies among installed ones": LinkAttack(
+        both(linked("package.json", "node_modules/x/package.json"), put("node_modules/x/package.json", '{"name": "x", "version": "1"}')),
+        put("node_modules/x/package.json", '{"name": "x", "version": "1", "dependencies": {"evil": "1"}}'),
+        {"node_modules/x/package.json": "new-dependency"},
+    ),
     "a list of packages with another name": LinkAttack(
         linked("requirements.txt", "notes.txt"), put("notes.txt", "evil\n"), {"notes.txt": "new-dependency"}
     ),
@@ -430,6 +435,11 @@ MANIFESTS: dict[str, tuple[str, str, str]] = {
         '{"dependencies": {"react": "1"}}',
         '{"version": "2", "dependencies": {"react": "1"}}',
         '{"dependencies": {"react": "1", "raect": "1"}}',
+    ),
+    "node_modules/@a/b/package.json": (
+        '{"name": "@a/b", "version": "1", "devDependencies": {"c": "1"}}',
+        '{"name": "@a/b", "version": "1", "devDependencies": {"c": "2", "d": "1"}}',
+        '{"name": "@a/b", "version": "2", "devDependencies": {"c": "1"}}',
     ),
     "web/package.json": ("{}", '{"name": "x"}', '{"overrides": {"a": {"b": "npm:evil"}}}'),
     "Cargo.toml": (

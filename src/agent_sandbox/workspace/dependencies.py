@@ -71,8 +71,10 @@ class Manifests:
 
     def _read(self, change: Change) -> Iterator[str]:
         directory, name = posixpath.split(change.path)
-        names = (folded(name), *self._called(change.path))
-        reader = next((found for each in names if (found := reader_of(each, directory))), None)
+        called = tuple(self._called(change.path))
+        reader = next((found for each in (folded(name), *called) if (found := reader_of(each, directory))), None)
+        if reader is _package_json and not called and _is_installed(directory):
+            reader = _installed_package
         if reader is None or change.after is None:
             return
         if change.after.type is EntryType.SYMLINK:
@@ -261,6 +263,18 @@ def _package_json(text: str) -> Iterator[tuple[str, str]]:
     for name in ("bundledDependencies", "bundleDependencies"):
         for bundled in manifest.get(name) or () if isinstance(manifest.get(name), list) else ():
             yield str(bundled), "bundled"
+
+
+def _is_installed(directory: str) -> bool:
+    """Return whether a directory is that of an installed package of npm, whose manifest nobody installs from."""
+    _, found, package = f"/{directory}".rpartition("/node_modules/")
+    return bool(found) and package.count("/") == package.startswith("@")
+
+
+def _installed_package(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the package itself: what it was built with is not installed, and what it needs has a directory of its own."""
+    manifest = json.loads(text)
+    yield str(manifest["name"]), str(manifest["version"])
 
 
 def _deno(text: str) -> Iterator[tuple[str, str]]:
@@ -567,7 +581,7 @@ _LOCKS = frozenset(
 )
 _INDEXES: dict[Reader, str] = {
     **dict.fromkeys((_requirements_txt, _pyproject, _setup_cfg, _setup_py, _pipfile, _pipfile_lock, _CONDA), "PyPI"),
-    **dict.fromkeys((_package_json, _npm_lock, _yarn_lock, _pnpm_lock, _bun_lock), "npm"),
+    **dict.fromkeys((_package_json, _installed_package, _npm_lock, _yarn_lock, _pnpm_lock, _bun_lock), "npm"),
 }
 
 
