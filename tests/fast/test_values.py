@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import enum
+import pickle
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any, ClassVar
@@ -150,3 +153,66 @@ def test_our_own_functions_do_what_the_real_ones_do() -> None:
 def test_where_no_value_can_come_nothing_goes_on() -> None:
     with pytest.raises(AssertionError, match="'surprise'"):
         values.assert_never("surprise")  # type: ignore[arg-type]
+
+
+class Ours(values.Enum):
+    """A closed set."""
+
+    RED = "red"
+    GREEN = "green"
+    CRIMSON = "red"
+
+    @property
+    def shout(self) -> str:
+        return f"{self.value}!"
+
+
+class Real(enum.Enum):
+    """A closed set."""
+
+    RED = "red"
+    GREEN = "green"
+    CRIMSON = "red"
+
+    @property
+    def shout(self) -> str:
+        return f"{self.value}!"
+
+
+@pytest.fixture(params=[Ours, Real], ids=["ours", "the real one"])
+def colour(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+def test_members_are_listed_found_and_shown(colour: Any) -> None:
+    assert [member.name for member in colour] == ["RED", "GREEN"]
+    assert (len(colour), list(colour.__members__)) == (2, ["RED", "GREEN", "CRIMSON"])
+    assert colour("red") is colour["RED"] is colour.RED is colour.CRIMSON is colour(colour.RED)
+    assert (colour.RED.value, colour.RED.shout) == ("red", "red!")
+    assert str(colour.RED) == f"{colour.__name__}.RED"
+    assert repr(colour.RED) == f"<{colour.__name__}.RED: 'red'>"
+    assert colour.RED in colour
+    assert isinstance(colour.RED, colour)
+
+
+def test_members_are_equal_to_themselves_only_and_stay_one(colour: Any) -> None:
+    assert colour.RED == colour.RED != colour.GREEN
+    assert colour.RED != "red"
+    assert len({colour.RED, colour.GREEN, colour.CRIMSON}) == 2
+    for again in (copy.copy(colour.RED), copy.deepcopy(colour.RED), pickle.loads(pickle.dumps(colour.RED))):
+        assert again is colour.RED
+
+
+def test_a_set_of_members_is_closed(colour: Any) -> None:
+    unknown: Any
+    for unknown in ("blue", None, []):
+        with pytest.raises(ValueError, match="is not a valid"):
+            colour(unknown)
+    with pytest.raises(KeyError):
+        colour["BLUE"]
+    with pytest.raises(AttributeError):
+        colour.RED = "blue"
+
+
+def test_members_of_both_kinds_are_recognised() -> None:
+    assert [values.is_member(each) for each in (Ours.RED, Real.RED, "red", Ours, None)] == [True, True, False, False, False]

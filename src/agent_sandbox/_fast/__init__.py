@@ -1,1 +1,1 @@
-"""Values and encodings that load in microseconds, for the start-up path and for guests. Elsewhere the standard library is used."""
+"""Parts of the standard library that load in microseconds, for the start-up path and for guests. Elsewhere the real ones are used."""

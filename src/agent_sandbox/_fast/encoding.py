@@ -14,26 +14,25 @@ import sys
 
 # Constant-time comparison, as in `hmac`: the time taken does not reveal where the texts differ.
 from _operator import _compare_digest as same
-from enum import Enum
-from functools import cache
 
-from agent_sandbox._fast.values import TYPE_CHECKING, fields, is_dataclass
+from agent_sandbox._fast.functions import cache
+from agent_sandbox._fast.values import TYPE_CHECKING, fields, is_dataclass, is_member
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from hashlib import sha256
-    from typing import Any
+    from typing import Any, Never
 else:
-    # The interpreter's built-in SHA-256. `random` uses it too, for the same reason. The module has had two names.
+    # The interpreter's built-in SHA-256. `random` uses it too, for the same reason. Python 3.12 has renamed the module.
     try:
-        from _sha2 import sha256
-    except ImportError:
-        try:
+        if sys.version_info >= (3, 12):
+            from _sha2 import sha256
+        else:
             from _sha256 import sha256
-        except ImportError:
-            from hashlib import sha256
+    except ImportError:
+        from hashlib import sha256
 
-__all__ = ["Seal", "as_json", "canonical_digest", "canonical_form", "digest_of_form", "same", "sha256"]
+__all__ = ["Seal", "as_json", "canonical_digest", "canonical_form", "digest_of_form", "quoted", "same", "sha256"]
 
 _BLOCK = 64  # bytes in a SHA-256 block
 _INNER, _OUTER = (bytes(byte ^ pad for byte in range(256)) for pad in (0x36, 0x5C))  # every byte value XORed with the HMAC pads
@@ -69,58 +68,52 @@ def as_json(value: Any, *, sort_keys: bool = False) -> str:
 
     Raises `ValueError` for NaN and infinities, `TypeError` for types that JSON does not have.
     """
-    return _encoder(sort_keys)(value) if "json" in sys.modules else _spelt(value, sort_keys)  # loaded already: use its C encoder
+    return _encoder(sort_keys)(value)
 
 
-@cache  # `json.dumps` would make a new encoder for each call
+@cache
 def _encoder(sort_keys: bool) -> Callable[[Any], str]:
-    from json import JSONEncoder
+    # The encoder of `json` itself, in C, and made once. Our values never contain themselves: checking that would take a third of the time.
+    try:
+        from _json import encode_basestring_ascii, make_encoder
+    except ImportError:  # an interpreter that has it in Python only
+        from json import JSONEncoder
 
-    # Our values never contain themselves. Checking for cycles would take a third of the time.
-    return JSONEncoder(separators=(",", ":"), sort_keys=sort_keys, allow_nan=False, check_circular=False).encode
+        return JSONEncoder(separators=(",", ":"), sort_keys=sort_keys, allow_nan=False, check_circular=False).encode
+    spell = make_encoder(None, _refuse, encode_basestring_ascii, None, ":", ",", sort_keys, False, False)
+    return lambda value: "".join(spell(value, 0))
 
 
-def _spelt(value: Any, sort_keys: bool) -> str:
-    if isinstance(value, str):
-        return _quoted(value)
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        if value != value or value in (float("inf"), float("-inf")):
-            raise ValueError(f"JSON has no {value!r}")
-        return repr(value)
-    if isinstance(value, list | tuple):
-        return f"[{','.join([_spelt(item, sort_keys) for item in value])}]"
-    if isinstance(value, dict):
-        items = sorted(value.items()) if sort_keys else value.items()
-        return f"{{{','.join([f'{_quoted(name)}:{_spelt(item, sort_keys)}' for name, item in items])}}}"
+def _refuse(value: object) -> Never:
     raise TypeError(f"JSON has no {type(value).__name__}")
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
+    """Encode a text as JSON, in ASCII."""
     if text.isascii() and text.isprintable() and '"' not in text and "\\" not in text:
         return f'"{text}"'
-    from json import dumps  # escapes are rare: leave them to `json`
-
-    return dumps(text)
+    return as_json(text)
 
 
 def canonical_form(value: Any) -> Any:
     """Return the canonical form of a value, as JSON types. Each dataclass carries its name, so that two with the same fields differ."""
-    if value is None or isinstance(value, bool | str):
+    kind = value.__class__
+    if kind is str or value is None or isinstance(value, bool | str):
         return value
-    if isinstance(value, Enum):
+    if is_dataclass(kind):
+        form = {"kind": type(value).__name__}
+        for field in fields(kind):
+            inner = getattr(value, field.name)
+            form[field.name] = inner if inner.__class__ is str else canonical_form(inner)
+        return form
+    if isinstance(value, tuple):
+        return [canonical_form(item) for item in value]
+    if isinstance(value, frozenset):
+        return sorted((canonical_form(item) for item in value), key=_form_bytes)
+    if is_member(value):
         return canonical_form(value.value)
     if isinstance(value, int | float):
         return int(value) if value == int(value) else value
-    if is_dataclass(value) and not isinstance(value, type):
-        return {"kind": type(value).__name__} | {field.name: canonical_form(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, frozenset):
-        return sorted((canonical_form(item) for item in value), key=_form_bytes)
-    if isinstance(value, tuple):
-        return [canonical_form(item) for item in value]
     raise TypeError(f"{type(value).__name__} has no canonical form")
 
 

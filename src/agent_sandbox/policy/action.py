@@ -7,13 +7,14 @@ through the environment instead.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
 from agent_sandbox._fast.encoding import canonical_digest, sha256
-from agent_sandbox._fast.values import dataclass
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.hosts import bracketed
 from agent_sandbox.policy.paths import normalise
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 LANGUAGES = ("python", "javascript", "ruby", "bash")
 FILE_READS = ("read", "list", "stat", "exists")

@@ -9,8 +9,6 @@ analysed: use `runs-code` where that matters.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-
 from agent_sandbox._fast.values import TYPE_CHECKING, assert_never, dataclass, replace
 from agent_sandbox.policy.action import FILE_READS, Action, CallTool, Connect, OpenNetwork, Promote, RunCode, RunCommand, Undo, UseFile
 from agent_sandbox.policy.model import ANOTHER_USER, SECOND_FACTOR, AskRules
@@ -18,6 +16,8 @@ from agent_sandbox.policy.programs import covers
 from agent_sandbox.readers.shell import POSIX_SHELLS
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
     from agent_sandbox.readers.shell.effects import Understanding, Use
 
 
@@ -73,8 +73,8 @@ def question_about(rules: AskRules, action: Action) -> tuple[str, str] | None:
 
 def _understood(action: RunCommand) -> Understanding:
     """Analyse a command. The command itself is added to the uses, because the analysis leaves out shell builtins without effects."""
-    from agent_sandbox.policy.tokens import spellings_of
-    from agent_sandbox.readers.shell.analyze import understand_argv  # only needed if there are approval rules
+    from agent_sandbox.policy.tokens import spellings_of  # only needed if there are approval rules
+    from agent_sandbox.readers.shell.analyze import understand_argv
     from agent_sandbox.readers.shell.effects import Use
 
     understood = understand_argv(action.argv)

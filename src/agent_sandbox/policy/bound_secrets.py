@@ -5,12 +5,13 @@ Pure: the values come in by argument (`agent_sandbox.secret_values` reads them).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from agent_sandbox._fast.values import dataclass, field
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, field
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.hosts import canonical_pattern
 from agent_sandbox.policy.network import NetworkRules
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 SHORTEST = 8  # characters of a value that can be told from chance in what comes back
 AUTHORIZATION = "authorization"

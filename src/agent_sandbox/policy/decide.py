@@ -6,9 +6,7 @@ reading and deciding. `engine.gate` acts on the verdict. A verdict refuses early
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-
-from agent_sandbox._fast.values import assert_never, dataclass, field
+from agent_sandbox._fast.values import TYPE_CHECKING, assert_never, dataclass, field
 from agent_sandbox.policy.action import (
     FILE_READS,
     FILE_WRITES,
@@ -26,6 +24,9 @@ from agent_sandbox.policy.action import (
 from agent_sandbox.policy.model import SCRATCH, Policy
 from agent_sandbox.policy.paths import ancestors
 from agent_sandbox.policy.programs import SHELLS, covers, reads_a_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
 
 _MOST_LISTED = 12  # programs listed in a remedy
 LARGEST_SOURCE = 16 << 20  # bytes of source, which is copied in memory several times; an agent's code is far smaller

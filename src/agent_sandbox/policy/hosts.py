@@ -6,9 +6,11 @@ depth, but not `example.com` itself. Names are compared in lower case, without a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
+from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.errors import PolicyError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _LOCAL = ("localhost", "*.localhost")
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-_")

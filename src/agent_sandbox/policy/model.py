@@ -8,17 +8,18 @@ no runtime could honour is refused here, never ignored.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from enum import Enum
-from functools import cached_property
 
 from agent_sandbox._fast.encoding import canonical_form, digest_of_form
-from agent_sandbox._fast.values import dataclass, fields, replace
+from agent_sandbox._fast.functions import cached_property
+from agent_sandbox._fast.values import TYPE_CHECKING, Enum, dataclass, fields, replace
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.network import NetworkRules
 from agent_sandbox.policy.paths import PathPattern, Tree, ancestors, anchor, matches
 from agent_sandbox.policy.programs import LINE_SHELLS, SHELLS, check_name, covers, is_open
 from agent_sandbox.policy.secrets import FoundMask, Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 SCRATCH = ("/tmp", "/dev/shm")  # made for each run, empty, and present under every policy
 EVERYWHERE: tuple[PathPattern, ...] = (Tree("/"),)
@@ -360,6 +361,12 @@ def with_network(policy: Policy, network: NetworkRules) -> Policy:
     requires = policy.requires - {Guarantee.NO_NETWORK, Guarantee.EGRESS_ONLY}
     needs = implied(policy.processes, policy.limits, policy.programs, network)
     return replace(policy, network=network, requires=requires | needs)
+
+
+def limited(policy: Policy, limits: Limits) -> Policy:
+    """Return the same policy with other limits, and with the guarantees that go with them."""
+    requires = policy.requires | implied(policy.processes, limits, policy.programs, policy.network)
+    return replace(policy, limits=limits, requires=requires)
 
 
 def repeatable(policy: Policy) -> Policy:

@@ -10,17 +10,17 @@ needs a yes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from functools import lru_cache
-
+from agent_sandbox._fast.functions import lru_cache
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.hosts import bracketed, canonical_host, canonical_pattern, canonical_port, covers, is_local
 from agent_sandbox.policy.search_rules import SearchRules
-from agent_sandbox.policy.traffic_budgets import TrafficBudget
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from agent_sandbox.policy.intents import Declared, IntentReach
+    from agent_sandbox.policy.traffic_budgets import TrafficBudget
 
 WEB_PORTS = (80, 443)  # any other port must be named by a layer
 _READING = ("GET", "HEAD", "OPTIONS")  # the methods that change nothing at a host, by RFC 9110

@@ -14,12 +14,12 @@ Symbolic links are not followed here: a pattern is about names, and the view bui
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from enum import Enum
-from functools import lru_cache
-
-from agent_sandbox._fast.values import dataclass
+from agent_sandbox._fast.functions import lru_cache
+from agent_sandbox._fast.values import TYPE_CHECKING, Enum, dataclass
 from agent_sandbox.errors import PolicyError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
 
 
 class Wild(Enum):

@@ -5,12 +5,14 @@ A pattern is a file name, with `*`, `?` and `[a-z]` as in paths: `python*`. `mod
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from functools import lru_cache
-
+from agent_sandbox._fast.functions import lru_cache
+from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.paths import Token, literal, scan, spans
 from agent_sandbox.readers.shell import POSIX_SHELLS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 LINE_SHELLS = ("bash", "sh")  # run command lines, and are looked up by programs that run command lines
 SHELLS = (*POSIX_SHELLS, "fish", "csh", "tcsh", "busybox", "toybox")

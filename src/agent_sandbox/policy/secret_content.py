@@ -6,8 +6,7 @@ A value counts as a secret if it has a known format, or if it looks random and f
 
 from __future__ import annotations
 
-from functools import cache
-
+from agent_sandbox._fast.functions import cache
 from agent_sandbox._fast.values import TYPE_CHECKING
 
 if TYPE_CHECKING:

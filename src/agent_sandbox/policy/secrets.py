@@ -10,12 +10,14 @@ write there; the logs that hold passwords or sessions are listed), `/etc/passwd`
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from agent_sandbox._fast.values import dataclass
+from agent_sandbox._fast.functions import lru_cache
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.paths import contains, normalise
 from agent_sandbox.policy.secret_names import NAME, suspicion_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 OWN_STATE, OWN_KEYS = "the sandbox's own state and other runs", "the keys of the sandbox's own record"
 
@@ -205,6 +207,17 @@ def default_masks(
     project (except `/`), or lies in a shared directory (`/opt`, `/srv`, `/var/www`): then only those names are hidden in it. `state_dirs`
     hold the product's own state: other runs, layers and the ledger. `keys_dirs` have the ledger's key.
     """
+    return _default_masks(tuple(homes), tuple(homes_of_others), tuple(projects), tuple(state_dirs), tuple(keys_dirs))
+
+
+@lru_cache(maxsize=16)  # every sandbox of a program asks for the same
+def _default_masks(
+    homes: tuple[str, ...],
+    homes_of_others: tuple[str, ...],
+    projects: tuple[str, ...],
+    state_dirs: tuple[str, ...],
+    keys_dirs: tuple[str, ...],
+) -> tuple[Mask, ...]:
     own, used = list(map(normalise, homes)), list(map(normalise, projects))
     masks: dict[str, Mask] = {}
     for directory in map(normalise, homes_of_others):

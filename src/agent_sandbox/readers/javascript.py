@@ -6,9 +6,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
+from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.readers import too_much
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _DEEPEST = 200  # nested templates
 _MISREAD = 20  # slashes that could start a regular expression and do not

@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from itertools import pairwise
 
+from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.readers import too_much
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 Token = tuple[str, str, int]  # kind (word, text, symbol, shell, number, mark, line), text, line
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from enum import Enum
-
-from agent_sandbox._fast.values import dataclass, field
+from agent_sandbox._fast.values import TYPE_CHECKING, Enum, dataclass, field
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.runtime.base import Traits
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class Feature(Enum):

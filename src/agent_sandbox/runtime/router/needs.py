@@ -7,7 +7,6 @@ then goes to a runtime that can run anything. A string counts as code where the 
 from __future__ import annotations
 
 import _ast as ast  # only the node classes; `ast` itself is slow to load
-from collections.abc import Container
 
 from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.readers import too_much
@@ -17,6 +16,8 @@ from agent_sandbox.readers.python_values import IMPORTERS, Resolver, own_name
 from agent_sandbox.runtime.router.model import Feature, ProgramNeeds
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from agent_sandbox.readers.javascript import JavaScriptSource
 
 _MAKE = frozenset({"array", "asarray", "asanyarray", "matrix", "full", "full_like"})

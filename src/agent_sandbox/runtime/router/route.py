@@ -7,13 +7,14 @@ a run that must do so.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-
-from agent_sandbox._fast.values import dataclass, replace
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.policy.model import Guarantee
 from agent_sandbox.readers import shown
 from agent_sandbox.runtime.base import COMMAND
 from agent_sandbox.runtime.router.model import Candidate, Feature, Permits, ProgramNeeds, Route, Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 _BARRED_BY = {Feature.PROCESSES: "processes", Feature.SOCKETS: "network"}
 
