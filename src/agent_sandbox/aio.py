@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack
 from agent_sandbox._calls import Run, Runs, Shell, TextListener, check_type, code_of, work_of
 from agent_sandbox.config import SandboxConfig
 from agent_sandbox.engine.file_access import LARGEST
+from agent_sandbox.engine.timeline.tree import LOOK_SECONDS
 from agent_sandbox.engine.tools import named
 from agent_sandbox.files import FileEntry, SandboxFiles, entry_of, listed, one_entry, settled
 from agent_sandbox.options import (
@@ -50,12 +51,13 @@ if TYPE_CHECKING:
     from agent_sandbox.policy.decide import Ask
     from agent_sandbox.policy.tokens import Token
     from agent_sandbox.replays import Replay
+    from agent_sandbox.timelines import PastFrame, PastState, PastVariable, Rewound, StateDiff, Step, Timeline
     from agent_sandbox.workspace.drift import DriftReport
     from agent_sandbox.workspace.layers.history import Snapshot
     from agent_sandbox.workspace.stored_sandbox import Rollback
     from agent_sandbox.workspaces import Resolve, Workspace, WorkspaceDiff
 
-__all__ = ["AsyncFiles", "AsyncSandbox", "AsyncSession", "AsyncWorkspace"]
+__all__ = ["AsyncFiles", "AsyncPastState", "AsyncSandbox", "AsyncSession", "AsyncWorkspace"]
 
 # Threads of our own. The event loop has few threads, which also resolve host names, and a long run must not occupy them.
 MOST_AT_ONCE = 64
@@ -212,6 +214,23 @@ class AsyncSession:
             options.setdefault("on_output", self._on_output)
         return await self._loop.have(self._threads, self._session._perform, code, {**options})
 
+    @property
+    def timeline(self) -> Timeline:
+        """The steps of the session, as for `SandboxSession`. Its `diff` waits for the interpreter: call `diff` of this class."""
+        return self._session.timeline
+
+    async def diff(self, old: Step | int, new: Step | int) -> StateDiff:
+        """Compare the states before two steps, as `Timeline.diff` does."""
+        return await self._threads.finish(lambda: self._session.timeline.diff(old, new))
+
+    async def rewind(self, step: Step | int) -> Rewound:
+        """Return to the state before a step, as `SandboxSession.rewind` does."""
+        return await self._threads.finish(lambda: self._session.rewind(step))
+
+    async def inspect(self, step: Step | int | None = None) -> AsyncPastState:
+        """Return the state before a step, to look at, as `SandboxSession.inspect` does."""
+        return AsyncPastState(await self._threads.finish(lambda: self._session.inspect(step)), self._threads)
+
     async def kill(self) -> None:
         """Kill the interpreter, as `SandboxSession.kill` does."""
         self._session.kill()
@@ -225,6 +244,34 @@ class AsyncSession:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self.close()
+
+
+class AsyncPastState:
+    """`PastState` for asyncio."""
+
+    def __init__(self, state: PastState, threads: _Threads) -> None:
+        self._state = state
+        self._threads = threads
+
+    async def variables(self) -> tuple[PastVariable, ...]:
+        """Return the variables, as for `PastState`."""
+        return await self._threads.finish(lambda: self._state.variables)
+
+    async def frames(self) -> tuple[PastFrame, ...]:
+        """Return the frames of the last error, as for `PastState`."""
+        return await self._threads.finish(lambda: self._state.frames)
+
+    async def evaluate(self, expression: str, *, timeout: float = LOOK_SECONDS) -> PastVariable:
+        """Evaluate an expression, as `PastState.evaluate` does."""
+        return await self._threads.finish(lambda: self._state.evaluate(expression, timeout=timeout))
+
+    async def read(self, path: str) -> bytes:
+        """Read a file, as `PastState.read` does."""
+        return await self._threads.finish(lambda: self._state.read(path))
+
+    async def list(self, path: str) -> tuple[str, ...]:
+        """List a directory, as `PastState.list` does."""
+        return await self._threads.finish(lambda: self._state.list(path))
 
 
 class AsyncWorkspace:

@@ -39,8 +39,11 @@ from agent_sandbox.workspace.changes import ChangeSet
 
 if TYPE_CHECKING:
     from agent_sandbox.engine.file_access import FileAnswer, FileRequest
+    from agent_sandbox.engine.timeline.recorder import TimelineRecorder
+    from agent_sandbox.engine.timeline.tree import Step
     from agent_sandbox.engine.work import Outcome
     from agent_sandbox.files import SandboxFiles
+    from agent_sandbox.timelines import PastState, Rewound, Timeline
 
 __all__ = ["SandboxSession"]
 
@@ -76,6 +79,7 @@ class SandboxSession:
         args: Sequence[str] = (),
         tools: object = (),
         on_output: OnOutput | None = None,
+        timeline: bool = False,
     ) -> None:
         check_type("sandbox", sandbox, Sandbox, write="Sandbox().session()")
         config = sandbox.config
@@ -85,6 +89,8 @@ class SandboxSession:
         self._sandbox = sandbox
         self._timeout = timeout
         self._on_output = on_output
+        self._recorder = _recorder() if timeline else None
+        self._tools = bool(handed)
         self._turns = InterpreterTurns(
             sandbox._within(timeout, tools=handed, deterministic=sandbox.config.deterministic)[0],
             Work(
@@ -98,6 +104,7 @@ class SandboxSession:
                 observe=sandbox._observes and not config.deterministic,
                 log_observed=True,
                 publish=config._publications(),
+                timeline=self._recorder,
             ),
         )
         self._lock = threading.Lock()
@@ -143,6 +150,58 @@ class SandboxSession:
         from agent_sandbox.files import SandboxFiles  # few sessions use files this way
 
         return SandboxFiles(self._use_file, self._sandbox.config.cwd or SCRATCH)
+
+    @property
+    def timeline(self) -> Timeline:
+        """The steps of this session, made with `timeline=True`: one for each statement, with the state before it."""
+        from agent_sandbox.timelines import Timeline  # few sessions have one
+
+        recorder = self._recording()
+        return Timeline(recorder, self.inspect, lambda old, new: self._in_turn(Run(), lambda: recorder.differences(old, new)))
+
+    def rewind(self, step: Step | int) -> Rewound:
+        """Return to the state before a step: all variables, and all files that the program may write. The next turn goes on from there.
+
+        What happened since stays in the timeline, as another branch. Processes that the program had started are ended; threads, pipes and
+        connections are not restored. A state that was given up is reached by running again what came after the one before it; the result
+        says so. Raises `SandboxError` if the state cannot be reached, or if tools or a network would be used again.
+
+        >>> with Sandbox(validate_code=False).session(timeline=True) as session:
+        ...     _ = session.run("a = 1; a = 2")
+        ...     _ = session.rewind(2)
+        ...     session.run("a").value
+        1
+        """
+        from agent_sandbox.timelines import Rewound  # few sessions have a timeline
+
+        recorder, number = self._recording(), step if isinstance(step, int) else step.number
+        start, source = recorder.again(number)
+        if source and (self._tools or self._sandbox.config.allow_network):
+            why = f"the state before step {number} was given up, and running again what led to it would use tools or the network again"
+            raise SandboxError(why, hint=f"go back to step {start}, and run on from there yourself")
+        self._in_turn(Run(), lambda: self._turns.rewind(recorder, start))
+        if source and not (repeated := self._perform(Run(), source)).success:
+            raise SandboxError(f"running again what led to step {number} failed: {repeated.error}", hint="see session.timeline")
+        return Rewound(self.timeline[number], source)
+
+    def inspect(self, step: Step | int | None = None) -> PastState:
+        """Return the state before a step, to look at; by default the present one. Looking at it changes nothing."""
+        from agent_sandbox.timelines import PastState  # few sessions have a timeline
+
+        recorder = self._recording()
+        number = recorder.tree.here if step is None else step if isinstance(step, int) else step.number
+
+        def look(kind: str, words: str, seconds: float) -> dict[str, Any]:
+            return self._in_turn(Run(), lambda: recorder.look(number, kind, words, seconds=seconds))
+
+        if number not in recorder.tree.steps:
+            raise SandboxError(f"there is no step {number}", hint=f"there are {len(recorder.tree.steps)}: see session.timeline")
+        return PastState(recorder.tree.steps[number], look)
+
+    def _recording(self) -> TimelineRecorder:
+        if self._recorder is None:
+            raise SandboxError("this session has no timeline", hint="open it with session(timeline=True)")
+        return self._recorder
 
     def _perform(
         self, run: Run, code: str, *, stdin: str | bytes = b"", timeout: float | None = None, on_output: OnOutput | None = None
@@ -241,6 +300,12 @@ class SandboxSession:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _recorder() -> TimelineRecorder:
+    from agent_sandbox.engine.timeline.recorder import TimelineRecorder  # few sessions have a timeline
+
+    return TimelineRecorder()
 
 
 def _abandon(turns: InterpreterTurns, what: str) -> None:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from agent_sandbox.engine.file_access import FileAnswer, FileRequest
+    from agent_sandbox.engine.timeline.recorder import TimelineRecorder
+    from agent_sandbox.engine.timeline.tree import Step
 
 CLOSING_SECONDS = 2.0  # for exit functions and buffers of files; a thread that never ends delays the end no longer than this
 LONGEST_REPR = 10_000  # characters
@@ -83,6 +85,13 @@ class InterpreterTurns:
         gate = self._session.gate
         return gate.perform(action, lambda allow: self._deed(turn, message, allow), describe=self._facts, details=lambda: turn.source)
 
+    def rewind(self, recorder: TimelineRecorder, number: int) -> Step:
+        """Return to the state before a step of the session's timeline. Raises `SandboxError`."""
+        self._check_that_it_goes_on()
+        step = recorder.rewind(number)
+        self._session.gate.note("session.rewound", {"session": self.id, "turn": self._count, "step": number})
+        return step
+
     def use_file(self, request: FileRequest, turn: Turn) -> tuple[FileAnswer, tuple[Outcome, ...]]:
         """Do an operation on a file, in turns like `turn`. Returns the answer and the outcomes, which hold the output of other threads.
 
@@ -96,7 +105,7 @@ class InterpreterTurns:
         def deed(allow: Allow) -> FileAnswer:
             def take(source: str, stdin: bytes) -> object:
                 piece = replace(turn, source=source, stdin=stdin)
-                turned = self._deed(piece, _packed(piece), allow)
+                turned = self._deed(piece, _packed(piece), allow, operation=f"{request.operation} {request.path}")
                 outcomes.append(turned.outcome)
                 if self.ended:
                     raise SandboxError(f"this session has ended: {self.ended}", hint="open another")
@@ -119,9 +128,11 @@ class InterpreterTurns:
         if self.ended:
             raise SandboxError(f"this session has ended: {self.ended}", hint="open another")
 
-    def _deed(self, turn: Turn, message: bytes, allow: Allow) -> Turned:
+    def _deed(self, turn: Turn, message: bytes, allow: Allow, *, operation: str = "") -> Turned:
         began = time.monotonic()
         self._count += 1
+        if self._work.timeline is not None:
+            self._work.timeline.begin_turn(turn.source, operation=operation)
         opened = self._opened or self._open(turn)
         if turn.on_start is not None:
             turn.on_start(opened.guest)

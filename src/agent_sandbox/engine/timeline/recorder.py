@@ -1,0 +1,255 @@
+"""The recorder of a timeline: an attachment that answers the guest before each statement, and returns to the states that were kept."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from agent_sandbox._fast.values import TYPE_CHECKING, replace
+from agent_sandbox.engine.attachments import Attachment
+from agent_sandbox.engine.timeline.tree import LOOK_SECONDS, State, Step, StepTree, described
+from agent_sandbox.errors import SandboxError
+from agent_sandbox.runtime.base import Nonsense, StateNotKept
+from agent_sandbox.runtime.guest_rpc import codec
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from agent_sandbox.engine.work import Outcome
+    from agent_sandbox.runtime.base import Completed, Guest, Launch
+    from agent_sandbox.runtime.process.guest_handle import ProcessGuest
+
+STEPS_MODULE = "agent_sandbox.runtime.guest.steps"  # in the guest; preloaded, because its view may not show our package
+LOOK = "\0look\0"  # as in `runtime.guest.look`
+LOST = ("children", "pipes", "sockets")
+LONGEST_TEXT = 500  # characters of a statement that a step shows
+FULL = 0.5  # part of the run's memory above which states are given up
+_SHARE = 10  # at most such a part of the time is spent on measuring
+
+
+class TimelineRecorder(Attachment):
+    """Records the steps of one session, and keeps states of it."""
+
+    def __init__(self, *, most: int = 100) -> None:
+        self.tree = StepTree(most=most)
+        self.turn = 0
+        self._began = time.monotonic()
+        self._guest: ProcessGuest | None = None
+        self._hear: Callable[[bytes], bytes] | None = None
+        self._now: Step | None = None
+        self._last_statement = 0
+        self._look_at = 0.0  # when to look at the memory again
+        self._operation = ""  # what the turn that is under way does on a file, if it does no more
+        self._source: list[str] = []  # the lines of the turn that is under way
+        self._statements: dict[int, str] = {}  # the whole statement of each step
+
+    def before(self, launch: Launch) -> Launch:
+        """Let the guest ask before each statement."""
+        assert launch.talk is not None  # of a session
+        self._hear = launch.talk.hear
+        talk = replace(launch.talk, hear=self._answer)
+        limits = launch.limits
+        if limits.processes is not None:  # sleeping states are processes, too
+            limits = replace(limits, processes=limits.processes + self.tree.most + 3)
+        return replace(
+            launch,
+            talk=talk,
+            checkpoints=True,
+            limits=limits,
+            on_tick=(*launch.on_tick, self._tick),
+            preload=(*launch.preload, STEPS_MODULE),
+        )
+
+    def started(self, guest: Guest) -> None:
+        """Receive the guest."""
+        self._guest = guest  # type: ignore[assignment]
+
+    def release(self) -> None:
+        """Forget the guest and its states: they have ended."""
+        self._guest = None
+        for number in list(self.tree.states):
+            self.tree.give_up(number)
+
+    def begin_turn(self, source: str, *, operation: str = "") -> None:
+        """Count the turn that begins now. One that only does an `operation` on a file has one step, at its end."""
+        self.turn += not operation
+        self._operation = operation
+        self._source = source.splitlines(keepends=True)
+        self._last_statement = 0
+
+    def ended(self, guest: Guest, completed: Completed, outcome: Outcome) -> Outcome:
+        """Mark the step that raised, after a turn."""
+        if completed.exit.code and self._last_statement:
+            lines = [line for line in completed.stderr.decode(errors="replace").splitlines() if line.strip()]
+            self.tree.change(self._last_statement, error=(lines[-1] if lines else f"exit code {completed.exit.code}")[:500])
+        return outcome
+
+    def _answer(self, words: bytes) -> bytes:
+        """Answer a question of the guest: about a step, or of another kind."""
+        assert self._hear is not None
+        if not words.startswith((b'{"step"', b'{"kept"', b'{"reopened"', b'{"unkept"')):
+            return self._hear(words)
+        try:
+            match codec.understood(words):
+                case {"step": [int(line), int(column), int(end), int(end_column)]}:
+                    return codec.packed({"keep": self._step(line, column, end, end_column)})
+                case {"kept": int(process), **lost}:
+                    return codec.packed({"moved": self._keep(process, {str(kind): count for kind, count in lost.items()})})
+                case {"unkept": {"threads": int(threads)}}:
+                    self._unkept(f"it has {threads} threads, and a copy would have one")
+                    return codec.packed({})
+                case {"unkept": {"removed": str(path)}}:
+                    self._unkept(f"it has {path[:200]} open, which was removed or replaced")
+                    return codec.packed({})
+                case {"reopened": list(problems)}:
+                    self._settle([str(each) for each in problems])
+                    return codec.packed({})
+        except ValueError:
+            pass
+        raise Nonsense("it sent a malformed message about a step")
+
+    def _step(self, line: int, column: int, end: int, end_column: int) -> bool:
+        """Note the step that comes now: a statement by its place, or with line 0 the end of the turn. Return whether to keep its state."""
+        if line and self._operation:
+            return False
+        statement = _between(self._source, line, column, end, end_column) if line else ""
+        self._now = self.tree.add(self.turn, line, (statement or self._operation)[:LONGEST_TEXT], round(time.monotonic() - self._began, 3))
+        self._statements[self._now.number] = statement
+        if line:
+            self._last_statement = self._now.number
+        return True
+
+    def _keep(self, process: int, lost: dict[str, Any]) -> bool:
+        """Keep a copy of the guest that sleeps now, and freeze its files. Return whether its paths lead to new layers now."""
+        if self._now is None or self._guest is None or self._guest.checkpoints is None:
+            raise Nonsense("it kept a state that nobody wanted")
+        checkpoints, tree, step = self._guest.checkpoints, self.tree, self._now
+        checkpoints.keep(process)
+        generation = tree.new_generation()
+        try:
+            moved = checkpoints.advance(generation, tree.chain)
+        except StateNotKept as error:
+            checkpoints.drop(process)
+            self._unkept(str(error))
+            return False
+        tree.states[step.number] = State(
+            process, tree.chain if moved else tree.chain[1:]
+        )  # the newest one is empty, and will be written to
+        if moved:
+            tree.chain = (generation, *tree.chain)
+        counted = [(kind, count) for kind in LOST if isinstance(count := lost.get(kind), int) and count > 0]
+        self._now = tree.change(step.number, kept=True, files_changed=moved, lost=described(counted))
+        if not moved:
+            self._settle([])
+        self._thin()
+        while (pair := tree.mergeable()) is not None:
+            merged = tree.new_generation()
+            checkpoints.merge(*pair, merged)
+            tree.merge(*pair, merged)
+        return moved
+
+    def _tick(self) -> None:
+        """Look at the memory while a statement runs. Called about twenty times a second."""
+        if self._guest is not None and len(self.tree.states) > 1 and (began := time.monotonic()) >= self._look_at:
+            self._thin()
+            self._look_at = time.monotonic() + _SHARE * (time.monotonic() - began)
+
+    def _thin(self) -> None:
+        """Give up states while there are too many, or while half of the run's memory is used."""
+        assert self._guest is not None
+        assert self._guest.checkpoints is not None
+        limit = self._guest.launch.limits.memory_bytes
+        while (number := self.tree.superfluous()) is not None or (
+            limit is not None and len(self.tree.states) > 1 and self._guest.checkpoints.memory_bytes > limit * FULL
+        ):
+            dropped = self.tree.least_wanted() if number is None else number
+            self._guest.checkpoints.drop(self.tree.give_up(dropped).process)
+
+    def _settle(self, problems: list[str]) -> None:
+        """Give the state up if something still writes to its files."""
+        if self._now is None or self._guest is None or self._guest.checkpoints is None:
+            raise Nonsense("it opened files again that nobody exchanged")
+        if problems := [*problems, *self._guest.checkpoints.writers()]:
+            state = self.tree.states.pop(self._now.number, None)
+            if state is not None:
+                self._guest.checkpoints.drop(state.process)
+            self._unkept("; ".join(problems)[:500])
+
+    def _unkept(self, why: str) -> None:
+        if self._now is None:
+            raise Nonsense("it did not keep a state that nobody wanted")
+        self._now = self.tree.change(self._now.number, kept=False, why=why)
+
+    def _state(self, number: int) -> tuple[ProcessGuest, State]:
+        step, state = self.tree.steps.get(number), self.tree.states.get(number)
+        if step is None:
+            raise SandboxError(f"there is no step {number}", hint=f"there are {len(self.tree.steps)}: see session.timeline")
+        if self._guest is None or self._guest.checkpoints is None:
+            raise SandboxError("this session has ended, and its states with it", hint="open another")
+        if state is None:
+            raise SandboxError(f"the state before step {number} is not kept: {step.why}", hint="choose another step: see session.timeline")
+        return self._guest, state
+
+    def rewind(self, number: int) -> Step:
+        """Return to the state before a step: memory and files. Raises `SandboxError` if it is not kept."""
+        guest, state = self._state(number)
+        assert guest.checkpoints is not None
+        generation = self.tree.new_generation()
+        with self._forgetting(number):
+            guest.checkpoints.rewind(state.process, generation, state.chain)
+        self.tree.return_to(number, (generation, *state.chain))
+        return self.tree.steps[number]
+
+    @contextmanager
+    def _forgetting(self, number: int) -> Iterator[None]:
+        """In the block, give a state up that turns out to have gone."""
+        try:
+            yield
+        except StateNotKept as error:
+            self.tree.give_up(number)
+            self.tree.change(number, why=error.message)
+            raise
+
+    def again(self, number: int) -> tuple[int, str]:
+        """Return the kept step from which a given-up state is reached, and the statements to run again; (number, "") if it is kept.
+
+        Raises `SandboxError` if there is no way.
+        """
+        if number in self.tree.states or number not in self.tree.steps:
+            return number, ""
+        start, steps = self.tree.way_to(number)
+        if not start:
+            self._state(number)
+        if done := [step.text for each in steps if (step := self.tree.steps[each]).text and not step.line]:
+            why = f"the state before step {number} was given up, and the caller did something to its files on the way: {done[0]}"
+            raise SandboxError(why, hint=f"go back to step {start}, and go on from there yourself")
+        return start, "".join(f"{self._statements[each]}\n" for each in steps)
+
+    def differences(self, old: int, new: int) -> dict[str, str]:
+        """Return the files that differ between the states before two steps."""
+        (guest, before), (_, after) = self._state(old), self._state(new)
+        assert guest.checkpoints is not None
+        return guest.checkpoints.compare(before.chain, after.chain)
+
+    def look(self, number: int, kind: str, words: str = "", *, seconds: float = LOOK_SECONDS) -> dict[str, Any]:
+        """Ask the state before a step something. It does not change, whatever the answer takes. Raises `SandboxError`."""
+        guest, state = self._state(number)
+        assert guest.checkpoints is not None
+        question = codec.packed({"source": f"{LOOK}{kind}\0{words}", "stdin": b""})
+        with self._forgetting(number), guest.checkpoints.woken(state.process, self.tree.new_generation(), state.chain) as take_turn:
+            said = take_turn(question, seconds)
+        match codec.understood(said):
+            case {"turn": {"value": dict(value)}}:
+                return value
+        raise SandboxError("the state gave no valid answer", hint="the program may have changed how it answers")
+
+
+def _between(lines: list[str], line: int, column: int, end: int, end_column: int) -> str:
+    """Return the text between two places, whose columns count bytes."""
+    taken = [each.encode(errors="surrogatepass") for each in lines[max(line, 1) - 1 : max(end, 1)]]
+    if not taken:
+        return ""
+    taken[-1] = taken[-1][:end_column]
+    taken[0] = taken[0][column:]
+    return b"".join(taken).decode(errors="replace")

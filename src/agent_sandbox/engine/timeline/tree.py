@@ -1,0 +1,154 @@
+"""The tree of a session's steps. Pure: it knows which states are kept, in which layers their files are, and which to give up first.
+
+A step is a statement; its state is the one *before* the statement. The end of a turn is a step too, without a statement. After going back
+to a step, the next one is its sibling: the old future stays reachable as another branch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, field, replace
+
+if TYPE_CHECKING:
+    from typing import Any
+
+LOOK_SECONDS = 10.0  # for an answer of a state
+MOST_LAYERS = 64  # of one chain, before those are merged whose difference no state needs
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a session, and the state before it.
+
+    `parent` is the step before it, 0 for the first. `text` is the statement, cut; empty at the end of a turn. `kept` says whether the state
+    can be returned to at once; `lost` says what it does not hold, such as children or pipes, and `why` it was not kept. `error` is set if
+    the statement raised.
+    """
+
+    number: int
+    parent: int
+    turn: int
+    line: int
+    text: str
+    at: float  # seconds since the session began
+    kept: bool = False
+    files_changed: bool = False  # since the step before it
+    lost: tuple[str, ...] = ()
+    why: str = ""
+    error: str = ""
+
+
+@dataclass
+class State:
+    """A kept state: the process that sleeps, and the generations of layers that hold its files, newest first."""
+
+    process: int
+    chain: tuple[str, ...]
+
+
+@dataclass
+class StepTree:
+    """The steps of a session. `here` is the step whose state the program was last in."""
+
+    most: int = 100  # states that are kept at once
+    steps: dict[int, Step] = field(default_factory=dict)
+    states: dict[int, State] = field(default_factory=dict)
+    here: int = 0  # the parent of the next step
+    chain: tuple[str, ...] = ("1",)  # the layers of now, newest first
+    generations: int = 1
+
+    def add(self, turn: int, line: int, text: str, at: float) -> Step:
+        """Add the step that comes now."""
+        number = len(self.steps) + 1
+        step = self.steps[number] = Step(number, self.here, turn, line, text, at)
+        self.here = number
+        return step
+
+    def change(self, number: int, **fields: Any) -> Step:
+        """Replace fields of a step."""
+        step = self.steps[number] = replace(self.steps[number], **fields)
+        return step
+
+    def new_generation(self) -> str:
+        """Return the name of a new generation of layers."""
+        self.generations += 1
+        return str(self.generations)
+
+    def line_to(self, number: int) -> Iterator[Step]:
+        """Yield a step and those before it, backwards."""
+        while number:
+            step = self.steps[number]
+            yield step
+            number = step.parent
+
+    def return_to(self, number: int, chain: tuple[str, ...]) -> None:
+        """Go back to the state before a step: the next step is its sibling."""
+        self.here = self.steps[number].parent
+        self.chain = chain
+
+    def superfluous(self) -> int | None:
+        """Return the step whose state to give up, if too many are kept; None otherwise."""
+        return self.least_wanted() if len(self.states) > self.most else None
+
+    def least_wanted(self) -> int:
+        """Return the step whose state is given up first.
+
+        Kept longest are the states near the present, before errors, and the first one. Further back every second, fourth, eighth… stays:
+        the one with the nearest neighbours goes first.
+        """
+        dear = {step.number for step in self.steps.values() if step.error}
+        numbers = sorted(self.states)
+        candidates = [at for at in range(1, len(numbers) - 1) if numbers[at] not in dear] or list(range(max(1, len(numbers) - 1)))
+        newest = numbers[-1]
+        return numbers[min(candidates, key=lambda at: (_gap(numbers, at) / (newest - numbers[at] + 1), at))]
+
+    def give_up(self, number: int) -> State:
+        """Forget a state, and return it: its process must be ended."""
+        self.change(number, kept=False, why="it was given up, so that newer states could be kept")
+        return self.states.pop(number)
+
+    def way_to(self, number: int) -> tuple[int, tuple[int, ...]]:
+        """Return the nearest step on the way to `number` whose state is kept, and the steps to run again from there; (0, ()) if none is."""
+        again: list[int] = []
+        for step in self.line_to(number):
+            if step.number in self.states:
+                return step.number, tuple(reversed([*again, *([step.number] if step.number != number else [])]))
+            if step.number != number:
+                again.append(step.number)
+        return 0, ()
+
+    def mergeable(self) -> tuple[str, str] | None:
+        """Return two neighbouring layers of now, newer and older, whose difference no state needs; None unless there are many layers."""
+        if len(self.chain) <= MOST_LAYERS:
+            return None
+        tops = {state.chain[0] for state in self.states.values() if state.chain}
+        pairs = list(zip(self.chain[1:], self.chain[2:], strict=False))  # the newest one is written to
+        return next(((newer, older) for newer, older in reversed(pairs) if older not in tops and self._together(newer, older)), None)
+
+    def _together(self, newer: str, older: str) -> bool:
+        return all((newer in state.chain) == (older in state.chain) for state in self.states.values())
+
+    def merge(self, newer: str, older: str, merged: str) -> None:
+        """Put one layer in the place of two, in all chains."""
+
+        def changed(chain: tuple[str, ...]) -> tuple[str, ...]:
+            return tuple(merged if each == newer else each for each in chain if each != older)
+
+        self.chain = changed(self.chain)
+        for state in self.states.values():
+            state.chain = changed(state.chain)
+
+    def used_generations(self) -> set[str]:
+        """Return the generations of layers that are needed, now or for a state."""
+        return {*self.chain, *(each for state in self.states.values() for each in state.chain)}
+
+
+def _gap(numbers: list[int], at: int) -> int:
+    """Return how far apart the neighbours of a kept state are."""
+    return numbers[at + 1] - numbers[at - 1] if 0 < at < len(numbers) - 1 else 1
+
+
+def described(lost: Iterable[tuple[str, int]]) -> tuple[str, ...]:
+    """Return what a state does not hold, in words."""
+    return tuple(f"{count} {kind if count > 1 else kind.removesuffix('s').replace('children', 'child')}" for kind, count in lost)

@@ -1,0 +1,130 @@
+"""A look at the state of an interpreter: its variables, an expression evaluated in it, and the frames of its last error.
+
+It runs in a copy of the interpreter that is thrown away afterwards, so that whatever a `repr` or an expression does changes nothing.
+Everything that is returned is bounded.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+PREFIX = "\0look\0"  # begins a turn that is a question, followed by its kind and its words
+MOST_NAMES, LONGEST_REPR, MOST_COLUMNS, HEAD = 1000, 1000, 50, 5
+LARGEST_DIGEST = 64 << 20  # bytes of a value; a larger one is compared by its description
+_HIDDEN = ("__builtins__", "ToolError")
+
+
+def answer(question: str, names: dict[str, Any], error: BaseException | None) -> dict[str, Any]:
+    """Answer a question: the value is data. Output of the code that runs meanwhile is dropped."""
+    _, _, kind, words = question.split("\0", 3)
+    out, sys.stdout, sys.stderr = (sys.stdout, sys.stderr), io.StringIO(), io.StringIO()
+    try:
+        if kind == "variables":
+            return {"variables": described(names)}
+        if kind == "digests":
+            return {"digests": {name: _digest(value) for name, value in _shown(names)}}
+        if kind == "frames":
+            return {"frames": _frames(error)}
+        if kind == "read":
+            with open(words, "rb") as file:
+                return {"content": file.read(16 << 20)}
+        if kind == "list":
+            return {"names": sorted(os.listdir(words))[:10_000]}
+        return {"value": description(eval(words, names))}
+    except BaseException as raised:
+        return {"raised": f"{type(raised).__name__}: {_text(raised)}"}
+    finally:
+        sys.stdout, sys.stderr = out
+
+
+def described(names: dict[str, Any]) -> list[dict[str, Any]]:
+    """Describe the variables of a program, by name. Modules are left out."""
+    shown = _shown(names)
+    return [{"name": name, **description(value)} for name, value in shown]
+
+
+def _shown(names: dict[str, Any]) -> list[tuple[str, Any]]:
+    found = [(name, value) for name, value in names.items() if name not in _HIDDEN and type(value).__name__ != "module"]
+    return [(name, value) for name, value in found if not name.startswith("__")][:MOST_NAMES]
+
+
+def _digest(value: Any) -> str:
+    """Return a digest of a value, by which two states of a variable are compared: of what pickle makes of it, or of its description."""
+    import hashlib  # only a comparison needs these two
+    import pickle  # see above
+
+    try:
+        content = pickle.dumps(value, 5) if _size(value) < LARGEST_DIGEST else b""
+    except BaseException:
+        content = b""
+    return hashlib.sha256(content or repr(description(value)).encode()).hexdigest()[:32]
+
+
+def description(value: Any) -> dict[str, Any]:
+    """Describe a value: its type, its size, a bounded repr, and of tables and arrays their shape, columns and first rows."""
+    kind = type(value)
+    about: dict[str, Any] = {
+        "type": kind.__name__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    }
+    about["bytes"] = _size(value)
+    try:
+        shape = getattr(value, "shape", None)
+        if isinstance(shape, tuple) and all(isinstance(each, int) for each in shape):
+            about["shape"] = list(shape)
+            columns = getattr(value, "columns", None)
+            if columns is not None:
+                about["columns"] = [str(each)[:100] for each in list(columns)[:MOST_COLUMNS]]
+            if hasattr(value, "head"):
+                about["repr"] = _cut(str(value.head(HEAD)))
+    except BaseException:
+        about.pop("shape", None)
+    about.setdefault("repr", _text(value))
+    return about
+
+
+def _size(value: Any) -> int:
+    try:
+        if isinstance(size := getattr(value, "nbytes", None), int):
+            return size
+        if hasattr(value, "memory_usage"):
+            used = value.memory_usage(deep=False)
+            return int(used if isinstance(used, int) else used.sum())
+        return sys.getsizeof(value)
+    except BaseException:
+        return 0
+
+
+def _text(value: object) -> str:
+    """Return a bounded repr. Long built-in containers and texts are cut before they are spelled."""
+    import reprlib  # not before somebody looks
+
+    try:
+        if isinstance(value, bytes | bytearray):
+            value = bytes(value[:LONGEST_REPR])
+        short = reprlib.Repr()
+        short.maxstring = short.maxother = short.maxlong = LONGEST_REPR
+        short.maxlist = short.maxtuple = short.maxset = short.maxfrozenset = short.maxdeque = short.maxarray = short.maxdict = 50
+        return _cut(short.repr(value) if not isinstance(value, BaseException) else str(value))
+    except BaseException as error:
+        return f"<{type(value).__name__} whose repr raised {type(error).__name__}>"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST_REPR else text[:LONGEST_REPR] + "…"
+
+
+def _frames(error: BaseException | None) -> list[dict[str, Any]]:
+    frames, trace = [], error.__traceback__ if error is not None else None
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if not code.co_filename.endswith("runtime/guest/steps.py"):
+            local = trace.tb_frame.f_locals
+            frames.append({"function": code.co_name, "file": code.co_filename, "line": trace.tb_lineno, "variables": described(local)})
+        trace = trace.tb_next
+    return frames[-100:]
