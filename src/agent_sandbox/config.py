@@ -312,11 +312,8 @@ class SandboxConfig:
                 if above in hidden:
                     why = f"allowed_paths names {anchor(pattern)!r}, which is masked: {hidden[above].why}"
                     raise PolicyError(why, hint=f"leave it out, or add reveal=[{above!r}]")
-        return masks if allowed else tuple(mask for mask in masks if _shown_with_the_interpreter(mask.path))
-
-
-def _shown_with_the_interpreter(path: str) -> bool:
-    return any(path.startswith(prefix.rstrip("/") + "/") for prefix in (sys.prefix, sys.base_prefix))
+        interpreter = (sys.prefix.rstrip("/") + "/", sys.base_prefix.rstrip("/") + "/")  # all that a run can see then
+        return masks if allowed else tuple([mask for mask in masks if mask.path.startswith(interpreter)])
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:

@@ -100,7 +100,7 @@ class Sandbox:
         sandbox by its `name`, or by its `id` if it has no name.
         """
         _check_arguments(config, permissions, audit, asks, name)
-        chosen = replace(config or SandboxConfig(), **settings)
+        chosen = SandboxConfig(**settings) if config is None else replace(config, **settings) if settings else config
         self.config = chosen if permissions is None else permissions.over(chosen)
         self.id = secrets.token_hex(8)
         wanted = self.config.policy() if asks is None else replace(self.config.policy(), asks=asks)

@@ -201,7 +201,7 @@ def test_each_right_waits_for_the_abi_that_has_it_and_what_is_left_out_is_named(
 def test_a_kernel_without_landlock_is_left_unrestricted_and_says_so() -> None:
     ruleset = landlock.plan(version=0, writable=None, executable=None)
     assert ruleset.left_out == ("MAKE_CHAR", "MAKE_BLOCK", "IOCTL_DEV", "ABSTRACT_UNIX_SOCKET", "SIGNAL")
-    landlock.enforce(ruleset)  # nothing to enforce: harmless, even here
+    landlock.enforce(landlock.open_ruleset(ruleset))  # nothing to enforce: harmless, even here
 
 
 def test_the_plan_can_be_read_before_it_happens() -> None:
@@ -227,7 +227,7 @@ def test_what_files_hold_can_be_changed_beneath_named_directories_only_and_names
     ]
 
     def act() -> list[str]:
-        landlock.enforce(landlock.plan(version=VERSION, writable=None, executable=None, contents=[str(scratch)]))
+        landlock.enforce(landlock.open_ruleset(landlock.plan(version=VERSION, writable=None, executable=None, contents=[str(scratch)])))
         return [outcome(each) for each in acts]
 
     assert in_child(act) == ["done", "EACCES", "EACCES", "done", "done", "EACCES"]

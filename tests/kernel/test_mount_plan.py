@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import marshal
 import os
 import stat
 from pathlib import Path
 
 import pytest
 
-from agent_sandbox.kernel import mount_plan, mount_steps, mount_tools, namespaces
+from agent_sandbox.kernel import mask_layers, mount_plan, mount_steps, mount_tools, namespaces
 from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.kernel.mount_plan import PathMask
 from agent_sandbox.kernel.mount_tools import Site
@@ -49,6 +50,17 @@ def test_every_step_says_what_it_will_do() -> None:
     assert "overlay /usr on /usr [copy-on-write], hiding share/doc/*, games" in lines
     assert "bind file /usr/bin/env on /bin/env [read-only]" in lines
     assert len(lines) == len(PLAN.steps) + 1
+
+
+def test_equal_plans_are_the_same_bytes_whoever_else_holds_their_parts() -> None:
+    path = "".join(("games", "/", "x"))
+    plans = [
+        mount_plan.MountPlan(PLAN.layers, (mount_plan.Overlay("/usr", "/usr", "%2Fusr", masks=(PathMask(each),)),))
+        for each in (path, "".join(("games", "/", "x")))
+    ]
+    assert mount_plan.encode(plans[0]) == mount_plan.encode(plans[1])
+    shared, alone = marshal.dumps(path), marshal.dumps("".join(("games", "/", "x")))
+    assert shared != alone, "the control arm: by default it shows that somebody holds the first"
 
 
 def _in_staging(staging: Path) -> None:
@@ -112,8 +124,8 @@ def _mask_layer(tmp_path: Path, *masks: PathMask) -> dict[str, str]:
             namespaces.enter_own_user_namespace()
         namespaces.enter_private_mounts()  # a tmpfs: the filesystem of the test may not take the attributes
         site = Site(None, 0, userxattr=os.geteuid() != 0)
-        mount_tools.make_layer("layer", str(lower))
-        mount_tools.fill_mask_layer("layer", str(lower), masks, site)
+        mask_layers.make_layer("layer", str(lower))
+        mask_layers.fill_mask_layer("layer", str(lower), masks, site.opaque_attribute)
         found = {}
         for directory, names, files in os.walk("layer"):
             for name in (*names, *files):

@@ -109,6 +109,34 @@ def test_an_alias_that_another_mount_covers_is_none() -> None:
     assert MountTable(covered).aliases("/home/u/.aws") == []
 
 
+@st.composite
+def tables(draw: st.DrawFn) -> tuple[Mount, ...]:
+    """Tables of a machine on which parts of few filesystems are mounted here and there, also over one another."""
+    paths = st.lists(st.sampled_from("ab"), max_size=3).map(lambda parts: "/" + "/".join(parts))
+    lines = [b"1 0 8:0 / / rw - ext4 x rw\n"]
+    for number in range(2, draw(st.integers(2, 6))):
+        parent, device = draw(st.integers(1, number - 1)), draw(st.integers(0, 2))
+        lines.append(f"{number} {parent} 8:{device} {draw(paths)} {draw(paths)} rw - ext4 x rw\n".encode())
+    return visible(parse(b"".join(lines)))
+
+
+@given(tables(), st.lists(st.sampled_from("ab"), max_size=2), st.sampled_from("abc"))
+def test_the_aliases_of_a_directory_are_those_of_its_entries_unless_it_says_otherwise(
+    mounts: tuple[Mount, ...], parts: list[str], name: str
+) -> None:
+    table, directory = MountTable(mounts), "/" + "/".join(parts)
+    shared = table.aliases_of_entries(directory)
+    if shared is not None:
+        assert sorted(os.path.join(alias, name) for alias in shared) == sorted(table.aliases(os.path.join(directory, name)))
+
+
+def test_a_directory_says_when_its_entries_have_aliases_of_their_own() -> None:
+    table = MountTable(parse(MACHINE))
+    assert table.aliases_of_entries("/home/u") is None, "a card is mounted in it, and keys of it elsewhere"
+    assert table.aliases_of_entries("/home/u/.aws") == ["/srv/u/.aws"]
+    assert table.aliases_of_entries("/etc") == []
+
+
 def test_this_machines_mounts_agree_with_what_stat_says() -> None:
     mounts = mountinfo.read()
     tried = 0

@@ -310,3 +310,10 @@ def test_where_programs_are_named_there_are_no_files_in_memory() -> None:
     call = [("memfd_create", (0, 0))]  # a name that cannot be read: the kernel itself says EFAULT
     gated = answers(call, confine=lambda: seccomp.install(seccomp.compile_filter(processes=True, gated=True)))
     assert (gated, answers(call, confine=filtered)) == ([errno.ENOSYS], [errno.EFAULT])
+
+
+def test_a_filter_is_compiled_once_however_its_arguments_are_spelt() -> None:
+    """A zygote compiles it for its guests. Compiling it in each of them took more time than all else that they do."""
+    plain = seccomp.compile_filter(processes=False, execute=False)
+    assert seccomp.compile_filter(execute=False, processes=False, system=False, gated=False, machine=syscalls.MACHINE) is plain
+    assert seccomp.compile_filter(processes=False, execute=False, gated=True) is not plain

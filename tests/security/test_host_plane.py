@@ -116,6 +116,8 @@ print(json.dumps([name for name in held if name.startswith("socket:")] + [line f
 
 @case(38)
 def test_no_descriptor_can_be_sent_to_or_had_from_the_supervisor(number: int, box: Box, tell: Tell) -> None:
+    for _ in range(3):  # runs of one plan may share a descriptor of ours
+        box.probe("print(1)")
     before = set(os.listdir("/proc/self/fd"))
     answer = box.probe("""
 import json, os, socket
@@ -140,7 +142,8 @@ def test_a_supervisor_without_descriptors_starts_nothing(number: int, box: Box, 
     """No run asks for decisions yet. What stands instead: when our side runs out of descriptors, the launch fails."""
     import resource
 
-    box.run("true")
+    for _ in range(3):  # runs of one plan may share a descriptor of ours
+        box.shell("true")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = len(os.listdir("/proc/self/fd"))
     try:

@@ -9,6 +9,7 @@ import pytest
 
 from agent_sandbox.engine.approvals.question import shown
 from agent_sandbox.engine.work import Command, Work
+from agent_sandbox.workspace.contents import SMALLEST_UNREMEMBERED
 from agent_sandbox.workspace.digests import ContentDigests
 from tests.e2e.program import Shell, tree, words
 from tests.engine.approvals.test_question import is_clean, question
@@ -54,19 +55,31 @@ def test_the_digest_that_is_compared_is_that_of_the_bytes_that_are_written(
     from agent_sandbox.engine.promote import Wanted
     from agent_sandbox.errors import Drift
 
-    steps: Steps = [("write", b"a", b"harmless\n")]
+    large = b"x" * (2 * SMALLEST_UNREMEMBERED)
+    steps: Steps = [("write", b"a", b"harmless\n"), ("write", b"large", large)]
+    with promotable([], steps[:1]) as work:  # a small file is read once: what was hashed is what is written
+        proposal = work.proposal(Wanted())
+        assert proposal.digest
+        _swap(work.layer, "a", b"evil----\n")
+        work.promote(proposal)
+        assert (work.project / "a").read_bytes() == b"harmless\n"
     with promotable([], steps) as work:
         proposal = work.proposal(Wanted())
         assert proposal.digest
-        (file,) = work.layer.joinpath("upper").rglob("a")
-        file.write_bytes(b"evil----\n")
+        _swap(work.layer, "large", b"evil" + large[4:])
         with pytest.raises(Drift):
             work.promote(proposal)
         assert entries(work.project) == {}
         monkeypatch.setattr(ContentDigests, "by_path", lambda self: {})
         work.promote(work.proposal(Wanted()))
-        assert (work.project / "a").read_bytes() == b"evil----\n"
-    tell("a file that changes between the comparison and the write is refused", control="without the digests in the plan it is written")
+        assert (work.project / "large").read_bytes().startswith(b"evil")
+    said = "of a file that changes between the comparison and the write, what was compared is written, or it is refused"
+    tell(said, control="without the digests in the plan the changed one is written")
+
+
+def _swap(layer: Path, name: str, content: bytes) -> None:
+    (file,) = layer.joinpath("upper").rglob(name)
+    file.write_bytes(content)
 
 
 @case(186)

@@ -9,19 +9,20 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
 
+from agent_sandbox._fast.functions import lru_cache
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.engine.work import Code
 from agent_sandbox.errors import RuntimeUnavailable
-from agent_sandbox.kernel.elf import CACHE, loader_of
-from agent_sandbox.kernel.mount_plan import MountPlan
+from agent_sandbox.kernel.mount_plan import Copies, MountPlan
 from agent_sandbox.policy.secrets import FoundMask, Mask
 from agent_sandbox.runtime.base import Argv, Hosted, JavaScriptCode, Launch, PythonCode, Script
+from agent_sandbox.workspace.view.observations import Observations
 from agent_sandbox.workspace.view.plan import Needs, plan_view
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
     from agent_sandbox.engine.work import Work
     from agent_sandbox.kernel.mount_plan import Layers
     from agent_sandbox.policy.model import FileRules, Limits, Policy, ProgramRules
@@ -58,12 +59,24 @@ class Gating:
 
 @dataclass(frozen=True)
 class _RecentPlan:
-    """A view that was planned a moment ago, its inputs, and the time until which it may be used again."""
+    """A view that was planned before, with its inputs.
+
+    Until the time `until` it may be used again without a look at the disk. Later it may be used while the machine has the same mounts, and
+    `disk`, if there are observations, still holds.
+    """
 
     needs: Needs
     gating: Gating | None
     plan: MountPlan
-    until: float
+    host: MachineFacts
+    disk: Observations | None
+    until: float = 0.0
+
+    def fits(self, needs: Needs, gating: Gating | None, look: Callable[[], MachineFacts]) -> bool:
+        """Return whether planning with these inputs would give the same plan now."""
+        if self.needs != needs or self.gating != gating:
+            return False
+        return time.monotonic() < self.until or (self.disk is not None and self.host == look() and self.disk.hold())
 
 
 class LaunchPlanner:
@@ -148,18 +161,24 @@ class LaunchPlanner:
         )
 
     def _view(self, runtime: str, needs: Needs, layers: Layers, gating: Gating | None = None) -> MountPlan:
-        """Return the mount plan of the view. If the policy shows no files of the machine, the plan is used again for some seconds."""
+        """Return the mount plan of the view. A recent plan is used again if the disk and the mounts still give the same one.
+
+        If the policy shows no files of the machine, it is used again for some seconds without a look.
+        """
         files, recent = self._policy.files, self._recent.get(runtime)
-        if recent is not None and recent.needs == needs and recent.gating == gating and time.monotonic() < recent.until:
+        if recent is not None and recent.fits(needs, gating, self._look):
             return recent.plan if recent.plan.layers == layers else replace(recent.plan, layers=layers)
         rules, code = (files, None) if gating is None else (gating.files, gating.executables)
-        host, scratch = self._look(), self.disk_bytes
-        plan = plan_view(rules, needs, layers, host=host, project=self._project, scratch_bytes=scratch, executables=code)
+        host, scratch, disk = self._look(), self.disk_bytes, Observations()
+        plan = plan_view(rules, needs, layers, host=host, project=self._project, scratch_bytes=scratch, executables=code, disk=disk)
         notes = (*remarks_on(files.masks), *(gating.notes if gating is not None else ()))
         if notes:
             plan = replace(plan, notes=(*plan.notes, *notes))
-        if not (files.read or files.write):
-            self._recent[runtime] = _RecentPlan(needs, gating, plan, time.monotonic() + KNOWN_SECONDS)
+        shown = files.read or files.write
+        copied = any(isinstance(step, Copies) for step in plan.steps)  # what is copied is found anew for each run
+        if not shown or not copied:
+            until = 0.0 if shown else time.monotonic() + KNOWN_SECONDS
+            self._recent[runtime] = _RecentPlan(needs, gating, plan, host, None if copied else disk, until)
         return plan
 
 
@@ -207,6 +226,8 @@ def _signs(search_path: str, modules: Sequence[str]) -> tuple[int, ...]:
     Some installations change no directory's time. So one number also changes every few seconds, and a new program is found by then at the
     latest.
     """
+    from agent_sandbox.kernel.elf import CACHE
+
     return (int(time.monotonic() / LOOK_AGAIN_SECONDS), *(_changed(path) for path in (*search_path.split(os.pathsep), *modules, CACHE)))
 
 
@@ -284,6 +305,8 @@ def prepare(language: str, source: str, *, arguments: tuple[str, ...], search_pa
             missing=(interpreter.commands[0],),
             hint=f"install it: apt-get install {interpreter.package}",
         )
+    from agent_sandbox.kernel.elf import loader_of
+
     binary = os.path.realpath(command)
     trees = (*_LIBRARIES, *interpreter.trees, *_prefix_of(binary))
     program = Script((binary, *interpreter.flags), source, interpreter.file, arguments)
@@ -324,6 +347,8 @@ def _real(path: str, now: int) -> str:
 
 @lru_cache(maxsize=16)
 def _needs_at(trees: tuple[str, ...], binaries: tuple[str, ...], processes: bool, now: int) -> Needs:
+    from agent_sandbox.kernel.elf import loader_of
+
     links = tuple((f"/{name}", os.readlink(f"/{name}")) for name in _TOP_LINKS if os.path.islink(f"/{name}"))
     directories = tuple(
         f"/{name}" for name in _TOP_LINKS if name.startswith("lib") and os.path.isdir(f"/{name}") and not os.path.islink(f"/{name}")

@@ -16,14 +16,18 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 
-from agent_sandbox._fast.values import dataclass, field
+from agent_sandbox._fast.contexts import suppress
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, field
 from agent_sandbox.kernel import mountinfo, usage
 from agent_sandbox.kernel.mountinfo import Mount
+
+if TYPE_CHECKING:
+    import signal
+    from collections.abc import Iterable, Iterator, Mapping
+else:
+    import _signal as signal  # without the enumerations of `signal`
 
 PREFIX = "agent-sandbox-"
 LIMITING = frozenset({"memory", "pids"})  # the controllers that limit a run
@@ -143,6 +147,9 @@ def write(path: str, value: str) -> None:
         os.close(descriptor)
 
 
+_SHORT = 2048  # bytes: the kernel returns about a page at a time, so less than half of one is all there is
+
+
 def read(path: str) -> str:
     """Return the content of a cgroup's file; empty if this kernel has no such file or the cgroup is gone."""
     try:
@@ -150,10 +157,10 @@ def read(path: str) -> str:
     except OSError:
         return ""
     try:  # no file object: it costs six more system calls, and every run reads these files
-        parts = []
-        while part := os.read(descriptor, 65536):
-            parts.append(part)
-        return b"".join(parts).decode()
+        content = part = os.read(descriptor, 65536)
+        while len(part) >= _SHORT and (part := os.read(descriptor, 65536)):
+            content += part
+        return content.decode()
     except OSError:
         return ""
     finally:
@@ -229,6 +236,18 @@ class Cgroup:
         """Return the process ids inside, as seen from the caller's pid namespace."""
         return frozenset(int(word) for part in self.parts for word in read(f"{part.path}/cgroup.procs").split()) - {0}
 
+    @property
+    def counts(self) -> bool:
+        """Whether processor time and memory are counted here for all processes together."""
+        cpu = any(part.version == 2 or "cpuacct" in part.controllers for part in self.parts)
+        return cpu and any("memory" in part.controllers for part in self.parts)
+
+    def tasks(self) -> frozenset[int]:
+        """Return the ids of all threads inside, as seen from the caller's pid namespace; empty if they cannot be listed."""
+        for part in self.parts:
+            return frozenset(map(int, read(f"{part.path}/{'tasks' if part.version == 1 else 'cgroup.threads'}").split()))
+        return frozenset()
+
     def kill(self) -> bool:
         """Kill every process inside except the caller, which leaves first. Return True once all are dead, False after a second."""
         if os.getpid() in self.members():
@@ -262,6 +281,11 @@ class Cgroup:
                 if _keyed(part, "pids.events", "max") > 0:
                     reached.add("processes")
         return GroupUsage(self.cpu_seconds(), peak, most_processes, kills, frozenset(reached))
+
+    def memory_bytes(self) -> int:
+        """Return the memory that is charged now; 0 if nothing counts it."""
+        files = {1: "memory.usage_in_bytes", 2: "memory.current"}
+        return max((_number(part, files[part.version]) for part in self.parts if "memory" in part.controllers), default=0)
 
     def cpu_seconds(self) -> float:
         """Return the processor time so far, also of processes not yet waited for; 0 if nothing counts it."""

@@ -12,11 +12,11 @@ What a program takes between two looks is not stopped. `docs/isolation.md` has t
 
 from __future__ import annotations
 
-import functools
 import os
 import time
 from itertools import pairwise
 
+from agent_sandbox._fast.functions import partial
 from agent_sandbox.kernel import usage
 from agent_sandbox.kernel.socket_memory import ALL, INTERNET, SocketMeter, netlink_bytes
 
@@ -103,7 +103,7 @@ def open_files(proc: str, *, enough: int) -> int:
     for process in processes:
         if total > enough:
             break
-        read = functools.partial(_mapped_files, uncounted=uncounted, enough=enough - total, until=until, most=most)
+        read = partial(_mapped_files, uncounted=uncounted, enough=enough - total, until=until, most=most)
         total += usage.read_live(process, read, nothing=0, hidden=most)
     return total
 

@@ -13,13 +13,17 @@ from __future__ import annotations
 
 import errno
 import os
-import socket
 import struct
-from collections.abc import Collection
-from contextlib import suppress
 
-from agent_sandbox._fast.values import dataclass
+from agent_sandbox._fast.contexts import suppress
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.kernel.wire import TRUST, close_all
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Collection
+else:
+    from agent_sandbox._fast import sockets as socket
 
 OWN_ADDRESS = "198.18.0.1"  # of the range for tests (RFC 2544): with it, the C library asks for names although only loopback is there
 RESOLVER_PORT, PROXY_PORT = 53, 3128

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator, Sequence
 
-from agent_sandbox._fast.values import dataclass
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 CACHE = "/etc/ld.so.cache"
 _MAGIC, _CACHE_MAGIC = b"\x7fELF\x02\x01", b"glibc-ld.so.cache1.1"

@@ -12,27 +12,33 @@ view, because the kernel may wait for all CPUs before it moves a process. It wri
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # not `signal`: its enums cost each init 50 pages
 import errno
 import fcntl
 import os
-import signal
-import socket
 import struct
 import termios
-from collections.abc import Callable
-from contextlib import suppress
 
+from agent_sandbox._fast.contexts import suppress
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
-from agent_sandbox.kernel import cgroups, doors, ids, landlock, mount_plan, mount_steps, namespaces, notify, seccomp, usage, wire
+from agent_sandbox.kernel import cgroups, doors, ids, landlock, mount_plan, mount_steps, mountinfo, namespaces, notify, seccomp, usage, wire
 from agent_sandbox.kernel import syscalls as sc
-from agent_sandbox.kernel.init import Watch, watch_over
-from agent_sandbox.kernel.mount_tools import MountedBelow, Site
-from agent_sandbox.kernel.wire import HERE, MAPPED, READY, REFUSAL_BYTES
+from agent_sandbox.kernel.init import Family, Watch, watch_over
+from agent_sandbox.kernel.mask_layers import MaskLayers
+from agent_sandbox.kernel.mount_tools import MountedBelow, Scene, Site
+from agent_sandbox.kernel.wire import HERE, MAPPED, READY, REFUSAL_BYTES, STAGED
 
 if TYPE_CHECKING:
+    import signal
+    import socket
+    from collections.abc import Callable
     from typing import Any, NoReturn
 
     Program = Callable[[socket.socket, bool, Callable[[], None]], NoReturn]  # payload, whether it is Python code, callback that sends READY
+else:
+    import _signal as signal  # without the enumerations of `signal`
+
+    from agent_sandbox._fast import sockets as socket
 
 HOSTNAME = "sandbox"
 RESERVED_SIGNALS = (32, 33)  # of the C library; posix_spawn leaves them ignored in its child and all descendants
@@ -66,9 +72,14 @@ class Identity:
 
 
 def note_signals() -> None:
-    """Record which signals have handlers, so that each new init can reset them. Called once, in the keeper."""
-    catchable = [number for number in signal.valid_signals() if number not in (signal.SIGKILL, signal.SIGSTOP)]
+    """Record which signals have handlers, so that each new init can reset them. Called once, in the keeper.
+
+    Signals that the C library reserves are reset here, and every init inherits that.
+    """
+    catchable = [int(number) for number in signal.valid_signals() if number not in (signal.SIGKILL, signal.SIGSTOP)]
     _handled_signals[:] = [number for number in catchable if signal.getsignal(number) is not signal.SIG_DFL]
+    for reserved in RESERVED_SIGNALS:
+        sc.rt_sigaction_default(reserved)
 
 
 def become_init(seat: Seat, identity: Identity, program: Program) -> NoReturn:
@@ -79,12 +90,14 @@ def become_init(seat: Seat, identity: Identity, program: Program) -> NoReturn:
         userns = () if identity.userns is None else (identity.userns,)
         wire.close_others({seat.control.fileno(), seat.payload.fileno(), seat.supervisor, seat.keeper, *seat.stdio, *userns})
         seat.control.send(HERE)
-        request, _ = wire.receive(seat.control)
+        request, masks = wire.receive(seat.control)
         request["open_files"] = usage.make_room_for_descriptors(request["open_files"])  # before root is given up: only root may raise it
         settings = os.open("/proc/sys/user", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # read-only in the view
         ourselves = os.open("/proc/self", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # read-only too, if /proc is shared
+        family = _family_with_checkpoints() if request["checkpoints"] else Family
         plan = mount_plan.decode(request["plan"])
-        site, layers = _build_view(identity, plan)
+        stage = seat.control if request["checkpoints"] else None
+        site, layers, shared = _build_view(identity, plan, MaskLayers.asked(request["masks"], masks), stage)
         notes = site.notes
         outlets = doors.open_doors(request["network"], doors.make_trust_directory()) if request["network"] else doors.Doors()
         answered = request["observe"] and not request["network"]  # with a network, the resolver of the egress answers
@@ -97,21 +110,33 @@ def become_init(seat: Seat, identity: Identity, program: Program) -> NoReturn:
         _give_up_power(request)
         master, stdio = _open_terminal(request["terminal"]) if request["terminal"] else (None, seat.stdio)
         farewell_reader, farewell_writer = os.pipe2(os.O_CLOEXEC) if request["farewell"] else (None, None)
-        guest = os.fork()
-        if guest == 0:
-            _become_guest(seat, program, request, stdio, farewell_writer, rules, gated=plan.code is not None)
-        wire.close_all((*stdio, seat.payload.detach(), *([] if farewell_writer is None else [farewell_writer])))
         asking, asked = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) if request["inward"] else (None, None)
         private = [step.target for step in plan.steps if isinstance(step, mount_plan.Tmpfs)]
-        watch = Watch(guest, request, layers, private, farewell_reader, asked)
+        watch = Watch(request, layers, private, farewell_reader, asked)
         inward = [] if asking is None else [asking.detach()]
         opened = [*nameservers.sockets, *outlets.all, *inward, *([] if master is None else [master])]
-        ready = {"kind": "ready", "notes": notes, "asked": len(nameservers.sockets), "search": nameservers.search}
-        ready["doors"] = outlets.counts
-        wire.send(seat.control, {**ready, "shares_proc": site.shares_proc}, [*([layers] if request["readable"] else []), *opened])
-        wire.close_all(opened)
+        ready = wire.pack(
+            {
+                "kind": "ready",
+                "notes": notes,
+                "asked": len(nameservers.sockets),
+                "search": nameservers.search,
+                "doors": outlets.counts,
+                "shares_proc": site.shares_proc,
+                "masks": site.masks.report(),
+            }
+        )
+        confinement = landlock.open_ruleset(rules)
         sc.prctl(sc.PR_SET_NO_NEW_PRIVS, 1)
-        watch_over(watch, seat.control, seat.keeper, seat.supervisor)
+        # A fork makes every page of init a shared one, which costs a fault and a copy to write to: so as little as possible follows it.
+        guest = os.fork()
+        if guest == 0:
+            _become_guest(seat, program, request, stdio, farewell_writer, confinement, gated=plan.code is not None)
+        left = (*stdio, seat.payload.detach(), *([] if farewell_writer is None else [farewell_writer]))
+        wire.close_all([*left, *([] if confinement is None else [confinement])])
+        wire.send_packed(seat.control, ready, [*shared, *([layers] if request["readable"] else []), *opened])
+        wire.close_all([*shared, *opened])
+        watch_over(watch, family(guest), seat.control, seat.keeper, seat.supervisor)
     except EOFError:
         pass  # the supervisor has gone
     except BaseException as error:
@@ -121,7 +146,12 @@ def become_init(seat: Seat, identity: Identity, program: Program) -> NoReturn:
 
 
 def _rules(request: dict[str, Any], plan: mount_plan.MountPlan, site: Site) -> landlock.Ruleset:
-    """Return the Landlock rules for the view just entered. Raises OSError if the kernel cannot restrict execution to named programs."""
+    """Return the Landlock rules for the view just entered. Raises OSError if the kernel cannot restrict execution to named programs.
+
+    A rule binds a directory, not its name, and a checkpoint exchanges directories: with checkpoints no rule is about files.
+    """
+    if request["checkpoints"]:
+        return landlock.plan(version=landlock.abi(), writable=None, executable=None)
     if plan.code is None:
         return landlock.plan(version=landlock.abi(), writable=request["scratch"], executable=request["executables"])
     executable = request["executables"]
@@ -136,11 +166,21 @@ def _rules(request: dict[str, Any], plan: mount_plan.MountPlan, site: Site) -> l
     return rules
 
 
-def _build_view(identity: Identity, plan: mount_plan.MountPlan) -> tuple[Site, int]:
-    """Build the guest's view of the file system and enter it. Return the `Site` it was built with, and a descriptor of the upper layers."""
+def _build_view(
+    identity: Identity, plan: mount_plan.MountPlan, masks: MaskLayers, stage: socket.socket | None
+) -> tuple[Site, int, list[int]]:
+    """Build the guest's view of the file system and enter it.
+
+    Return the `Site` it was built with, a descriptor of the upper layers, and one of the mask layers if they are to be shared. With
+    `stage`, the run has checkpoints: wait at this socket for the stagehand, which needs the view before its root is entered.
+    """
     namespaces.enter_private_mounts()
-    site = Site(identity.userns, identity.shift, userxattr=not identity.root)
+    scenes: list[Scene] | None = None if stage is None else []
+    site = Site(identity.userns, identity.shift, userxattr=not identity.root, masks=masks, scenes=scenes)
     mount_steps.perform(plan, site)
+    if stage is not None:
+        _let_stagehand_in(stage, site)
+    shared = site.masks.hand_over()
     # Kept open across pivot_root: the supervisor reads the run's changes through it after the namespace has gone.
     layers = os.open("u", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     namespaces.enter_root()
@@ -149,7 +189,28 @@ def _build_view(identity: Identity, plan: mount_plan.MountPlan) -> tuple[Site, i
         socket.sethostname(HOSTNAME)
     except PermissionError:  # by the filter of a container engine; the name around us is shown then
         site.notes.append("the host name is that of the machine: this container refuses to set another")
-    return site, layers
+    return site, layers, [] if shared is None else [shared]
+
+
+def _family_with_checkpoints() -> type[Family]:
+    from agent_sandbox.kernel.kept_processes import KeptProcesses  # few runs have checkpoints; later the view may not show our files
+
+    return KeptProcesses
+
+
+def _let_stagehand_in(control: socket.socket, site: Site) -> None:
+    """Wait until the stagehand has entered this namespace. Raises OSError if the layers of this view cannot be exchanged."""
+    if site.shares_proc:
+        raise OSError(errno.ENOTSUP, "a timeline needs a /proc of the run's own, and this machine refuses one")
+    scenes = site.scenes or []
+    top = os.path.join(os.getcwd(), "r")
+    shown = [mount.target.removeprefix(top) for mount in mountinfo.read() if mount.target.startswith(f"{top}/")]
+    for scene in scenes:
+        if inner := [path for path in shown if path.startswith(f"{scene.target.rstrip('/')}/")]:
+            raise OSError(errno.ENOTSUP, f"a timeline cannot keep {inner[0]}, which lies in {scene.target}: use a path elsewhere")
+    wire.send(control, {"kind": "staged", "scenes": [tuple(vars(scene).values()) for scene in scenes]})
+    if control.recv(1) != STAGED:
+        raise EOFError("the supervisor has gone")
 
 
 def _give_up_identity(identity: Identity, control: socket.socket, ourselves: int) -> None:
@@ -202,7 +263,7 @@ def _become_guest(
     request: dict[str, Any],
     stdio: tuple[int, ...],
     farewell: int | None,
-    rules: landlock.Ruleset,
+    rules: int | None,
     *,
     gated: bool,
 ) -> NoReturn:
@@ -210,22 +271,26 @@ def _become_guest(
         os.setsid()
         ours = [seat.payload.fileno(), *([] if farewell is None else [farewell])]
         high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64) for fd in (*stdio, *ours)]
+        ruleset = None if rules is None else fcntl.fcntl(rules, fcntl.F_DUPFD_CLOEXEC, 64)
         for number, fd in enumerate(high):
             os.dup2(fd, number, inheritable=number < 3)
+        landlock.enforce(ruleset)  # as soon as a refusal can be sent, and before its descriptor is closed
         sc.close_range(len(high), 0xFFFFFFFF)
         if request["terminal"]:
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         payload = socket.socket(fileno=3)
         os.umask(0o022)
         sc.prctl(sc.PR_SET_DUMPABLE, 1)
-        sc.prctl(sc.PR_SET_NO_NEW_PRIVS, 1)
-        landlock.enforce(rules)
         usage.apply_rlimits(open_files=request["open_files"])  # not earlier: reordering the descriptors needs high numbers
         namespaces.assert_capabilities(namespaces.PACKAGE_MANAGER if request["system"] else ())
         if request["observe"]:
             notify.begin(payload)
+        elif request["checkpoints"]:
+            notify.begin(payload, notify.REACHING)
         seccomp.install(
-            seccomp.compile_filter(processes=request["may_fork"], execute=request["may_exec"], system=request["system"], gated=gated)
+            seccomp.compile_filter(
+                processes=request["may_fork"] or request["checkpoints"], execute=request["may_exec"], system=request["system"], gated=gated
+            )
         )
     except BaseException as error:
         _refuse(error)
@@ -242,11 +307,9 @@ def _refuse(error: BaseException) -> NoReturn:
 def _default_signals() -> None:
     # Processes of its namespace can send pid 1 only signals for which pid 1 has a handler. Python has one for SIGINT.
     for number in _handled_signals:
-        signal.signal(number, signal.SIG_DFL)
-    for reserved in RESERVED_SIGNALS:
-        sc.rt_sigaction_default(reserved)
-    signal.set_wakeup_fd(-1)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        _signal.signal(number, _signal.SIG_DFL)
+    _signal.set_wakeup_fd(-1)
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
 
 
 def _explain(error: BaseException) -> str:

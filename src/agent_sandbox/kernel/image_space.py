@@ -23,9 +23,11 @@ import errno
 import fcntl
 import os
 import struct
-from collections.abc import Iterator
 
-from agent_sandbox._fast.values import dataclass
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 BLOCK = 4096
 LEAST_HOLE = 16  # blocks: smaller parts stay reserved, so that a fragmented filesystem does not cost thousands of calls

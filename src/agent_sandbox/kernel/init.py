@@ -6,23 +6,27 @@ supervisor and the far end of a pipe of the keeper. The kernel then kills every 
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # not `signal`: its enums cost each init 50 pages
 import os
 import resource
 import select
-import signal
-import socket
 import time
-from collections.abc import Iterable
-from contextlib import suppress
 
+from agent_sandbox._fast.contexts import suppress
 from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.kernel import usage, wire
 from agent_sandbox.kernel.counters import CounterWatch
 from agent_sandbox.kernel.doors import give_sockets
-from agent_sandbox.kernel.wire import FAREWELL, GO, NOT_COUNTED, ORDER, SIGNAL
+from agent_sandbox.kernel.wire import FAMILY_ORDERS, FAREWELL, GO, NOT_COUNTED, ORDER, SIGNAL
 
 if TYPE_CHECKING:
+    import signal
+    import socket
+    from collections.abc import Iterable
     from typing import Any, NoReturn
+else:
+    import _signal as signal  # without the enumerations of `signal`
+
 
 TICK = 0.05  # seconds between checks of limits that the kernel does not enforce
 _NEVER = float(1 << 20)
@@ -30,12 +34,26 @@ LINGER, MOMENT = 0.05, 0.002  # seconds that init stays: at most LINGER after it
 FORGOTTEN = 900.0  # seconds after which a guest that never gets GO is ended
 
 
+class Family:
+    """The processes of a run that init tells apart: the main program, and those in `kept`, which only a run with checkpoints has."""
+
+    def __init__(self, main: int) -> None:
+        self.main = main
+        self.kept: set[int] = set()
+
+    def do(self, order: bytes, pid: int, control: socket.socket) -> None:
+        """Carry out an order about a process. See `kept_processes`."""
+        raise NotImplementedError
+
+    def ended(self, pid: int) -> None:
+        """Take note of the end of a process."""
+
+
 class Watch:
     """Watches the guest's main program, and checks at every tick the limits that the kernel does not enforce here."""
 
     def __init__(
         self,
-        guest: int,
         request: dict[str, Any],
         layers: int,
         private: Iterable[str],
@@ -46,7 +64,6 @@ class Watch:
 
         On the socket `asked`, the supervisor asks for sockets of the guest's network.
         """
-        self.guest = guest
         self.farewell = farewell
         self.asked = asked
         self.read_afterwards = request["readable"]
@@ -138,11 +155,12 @@ class Watch:
         return any(_is_full(place) for place in places)
 
 
-def watch_over(watch: Watch, control: socket.socket, keeper: int, supervisor: int) -> NoReturn:
+def watch_over(watch: Watch, family: Family, control: socket.socket, keeper: int, supervisor: int) -> NoReturn:
     """Watch the guest's main program until the run is over and all its processes have ended, report the outcome, and exit."""
-    verdict = _watch(watch, control, keeper, supervisor)
-    with suppress(OSError):  # the supervisor may have gone
+    verdict = _watch(watch, family, control, keeper, supervisor)
+    with suppress(OSError):  # the supervisor may have gone, or seen the end itself
         wire.send(control, verdict)
+    with suppress(OSError):
         _step_aside(control)
     os._exit(0)
 
@@ -158,11 +176,10 @@ def _step_aside(control: socket.socket) -> None:
         time.sleep(MOMENT)
 
 
-def _watch(watch: Watch, control: socket.socket, keeper: int, supervisor: int) -> dict[str, Any]:
-    guest = watch.guest
+def _watch(watch: Watch, family: Family, control: socket.socket, keeper: int, supervisor: int) -> dict[str, Any]:
     woken, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+    _signal.signal(_signal.SIGCHLD, lambda *_: None)
+    _signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
     poller = select.poll()
     farewell_fd = watch.farewell
     for fd in (woken, control.fileno(), keeper, supervisor, *([] if farewell_fd is None else [farewell_fd])):
@@ -177,7 +194,7 @@ def _watch(watch: Watch, control: socket.socket, keeper: int, supervisor: int) -
     deadline = began + FORGOTTEN
     reason, hit = "exited", ""
     took_farewell = False
-    status: int | None = _reap(guest)
+    status: int | None = _reap(family)
     while status is None and not hit:
         ready = dict(poller.poll(max(0.0, min(deadline - time.monotonic(), watch.interval) * 1000)))
         if supervisor in ready or keeper in ready:
@@ -192,7 +209,9 @@ def _watch(watch: Watch, control: socket.socket, keeper: int, supervisor: int) -
                 deadline = began + min(value, float(1 << 32))
                 watch.begin()
             elif kind == SIGNAL:
-                _signal_group(guest, int(value))
+                _signal_group(family.main, int(value))
+            elif kind in FAMILY_ORDERS:
+                family.do(kind, int(value), control)
             else:  # end of the orders: the run is no longer wanted
                 reason, hit = "killed", "supervisor"
         if woken in ready:
@@ -204,7 +223,7 @@ def _watch(watch: Watch, control: socket.socket, keeper: int, supervisor: int) -
             poller.unregister(farewell_fd)
             status = watch.take_farewell()
             took_farewell = status is not None
-        status = _reap(guest) if status is None else status
+        status = _reap(family) if status is None else status
         if status is None and not hit:
             if time.monotonic() >= deadline:
                 reason, hit = "timed-out", "wall"
@@ -213,7 +232,7 @@ def _watch(watch: Watch, control: socket.socket, keeper: int, supervisor: int) -
     wall = time.monotonic() - began
     watch.count_processes(ended=status is not None)
     # Background processes end with the main program, and before the supervisor learns that the run is over.
-    last = _end_everything(guest, wait=not took_farewell or watch.read_afterwards)
+    last = _end_everything(family.main, wait=not took_farewell or watch.read_afterwards)
     if watch.farewell is not None:  # the guest's end was noticed before its farewell was read
         watch.take_farewell()
     status = last if status is None else status
@@ -230,18 +249,19 @@ def _is_full(place: str | int) -> bool:
     return space.f_bavail * space.f_frsize < 65536 or space.f_ffree == 0
 
 
-def _reap(guest: int) -> int | None:
+def _reap(family: Family) -> int | None:
     """Reap all ended children. Return the main program's status if it is among them, else None."""
-    guest_status = None
+    main_status = None
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return guest_status
+            return main_status
         if pid == 0:
-            return guest_status
-        if pid == guest:
-            guest_status = status
+            return main_status
+        if pid == family.main or (not family.main and pid not in family.kept):  # or one that was woken, and is not yet the main program
+            main_status = status
+        family.ended(pid)
 
 
 def _end_everything(guest: int, *, wait: bool) -> int:
@@ -270,6 +290,8 @@ def _end_everything(guest: int, *, wait: bool) -> int:
 
 
 def _signal_group(guest: int, number: int) -> None:
+    if not guest:  # nobody, while a checkpoint is being woken
+        return
     try:
         os.killpg(guest, number)
     except (ProcessLookupError, PermissionError, OSError):

@@ -15,19 +15,24 @@ from __future__ import annotations
 import marshal
 import os
 import select
-import signal
-import socket
 import time
-from contextlib import suppress
 
+from agent_sandbox._fast.contexts import suppress
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.kernel import cgroups, guest_setup, ids, namespaces, usage, wire
 from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.kernel.guest_setup import Identity, Seat
-from agent_sandbox.kernel.wire import REST, START, WATCH
+from agent_sandbox.kernel.wire import REST, STAGE, START, WATCH
 
 if TYPE_CHECKING:
+    import signal
+    import socket
+
     from agent_sandbox.kernel.guest_setup import Program
+else:
+    import _signal as signal  # without the enumerations of `signal`
+
+    from agent_sandbox._fast import sockets as socket
 
 _LARGEST_ORDER = 16384  # bytes: a path and two numbers
 _DISK_TICK = 0.1  # seconds between measurements of layers without a size limit of their own
@@ -44,6 +49,7 @@ class _Run:
     image: _Image | None = None
     done: bool = False
     clear_by: float = 0.0
+    stagehand: int = 0  # the pid of its stagehand; 0 if there is none, or it was reaped
 
 
 @dataclass
@@ -114,6 +120,7 @@ class Keeper:
         self._program = program
         self._runs: dict[int, _Run] = {}
         self._leaving = False
+        self._group = cgroups.group_name(os.getpid(), "")
         self._alive, self._breath = os.pipe2(os.O_CLOEXEC)  # a holder of `alive` sees it close when the keeper ends
 
     def serve(self) -> None:
@@ -158,6 +165,8 @@ class Keeper:
             run.watched = _Watched(layers, limit, descriptors[0], time.monotonic() + _DISK_TICK)
         elif order == REST and run:
             run.image = _Image(*rest)
+        elif order == STAGE and run and run.pid and not run.stagehand:
+            run.stagehand = self._stage(run.pid, descriptors[0])
         else:
             wire.close_all(descriptors)
             if run:
@@ -177,11 +186,25 @@ class Keeper:
         # Even without an init: the supervisor may have made a cgroup for the run.
         self._runs[number] = _Run(child)
 
+    def _stage(self, init: int, link: int) -> int:
+        """Fork the stagehand of a run with checkpoints, which takes orders on this socket. Return its pid."""
+        from agent_sandbox.kernel import stagehand  # few runs have checkpoints
+
+        child = os.fork()
+        if child == 0:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            wire.close_others((link,))
+            stagehand.serve(socket.socket(fileno=link), init, userxattr=not self._identity.root)
+        os.close(link)
+        return child
+
     def _end_all(self) -> None:
         for run in self._runs.values():
             run.done = True
-            if run.pid:
-                os.kill(run.pid, signal.SIGKILL)
+            for pid in (run.pid, run.stagehand):
+                if pid:
+                    os.kill(pid, signal.SIGKILL)
 
     def _patience(self) -> float | None:
         """Return the milliseconds until the next timed work; None if there is none. Short while leaving, in case a signal is lost."""
@@ -213,17 +236,17 @@ class Keeper:
             if run.watched:
                 os.close(run.watched.tell)
                 run.watched = None
+            if run.stagehand and os.waitpid(run.stagehand, os.WNOHANG)[0]:
+                run.stagehand = 0
             if run.pid and os.waitpid(run.pid, os.WNOHANG)[0]:
                 run.pid, run.clear_by = 0, now + _CLEARING_PATIENCE
             if not run.pid and run.image and run.image.rest():
                 run.image = None
-            if not run.pid and ((self._forget_cgroup(number) and not run.image) or now > run.clear_by):
+            if not run.pid and not run.stagehand and ((self._forget_cgroup(number) and not run.image) or now > run.clear_by):
                 del self._runs[number]
 
     def _forget_cgroup(self, number: int) -> bool:
-        if not self._identity.hierarchies:
-            return True
-        name = cgroups.group_name(os.getpid(), str(number))
+        name = f"{self._group}{number}"
         left = [place for hierarchy in self._identity.hierarchies for place in hierarchy.places if not cgroups.gone(f"{place}/{name}")]
         return not left
 

@@ -13,10 +13,12 @@ from __future__ import annotations
 import ctypes
 import os
 import stat
-from collections.abc import Sequence
 
-from agent_sandbox._fast.values import dataclass
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.kernel import syscalls
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 # Each right, named as in the kernel's headers: its bit, and the first ABI that has it.
 RIGHTS: dict[str, tuple[int, int]] = {
@@ -119,18 +121,29 @@ def plan(
     return Ruleset(handled, tuple(each for each in grants if each.rights), scoped, left_out)
 
 
-def enforce(ruleset: Ruleset) -> None:
-    """Put this thread and its descendants under the rules for good. Sets no_new_privs.
+def open_ruleset(ruleset: Ruleset) -> int | None:
+    """Return a descriptor of the rules, for `enforce` in a child; None if there is nothing to enforce. It binds nobody yet.
 
-    Raises OSError if a granted path does not exist or the kernel refuses; then nothing is restricted.
+    Raises OSError if a granted path does not exist or the kernel refuses.
     """
     if not ruleset.handled and not ruleset.scoped:
-        return
+        return None
     attributes = _RulesetAttr(_bits(ruleset.handled), 0, sum(SCOPES[name][0] for name in ruleset.scoped))
     descriptor = syscalls.landlock_create_ruleset(ctypes.addressof(attributes), ctypes.sizeof(attributes), 0)
     try:
         for grant in ruleset.grants:
             _add(descriptor, grant)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def enforce(descriptor: int | None) -> None:
+    """Put this thread and its descendants under opened rules for good, and close the descriptor. Sets no_new_privs. Raises OSError."""
+    if descriptor is None:
+        return
+    try:
         syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
         syscalls.landlock_restrict_self(descriptor)
     finally:
@@ -140,7 +153,7 @@ def enforce(ruleset: Ruleset) -> None:
 def restrict(*, writable: Sequence[str] | None, executable: Sequence[str] | None) -> tuple[str, ...]:
     """Plan the rules for this kernel and enforce them. Return the names of the protections that the kernel is too old for."""
     ruleset = plan(version=abi(), writable=writable, executable=executable)
-    enforce(ruleset)
+    enforce(open_ruleset(ruleset))
     return ruleset.left_out
 
 

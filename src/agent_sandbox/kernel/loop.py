@@ -22,9 +22,9 @@ import errno
 import fcntl
 import os
 import struct
-from contextlib import suppress
 from io import FileIO
 
+from agent_sandbox._fast.contexts import suppress
 from agent_sandbox._fast.values import dataclass
 
 CONTROL, _DEVICES = "/dev/loop-control", "/sys/block"

@@ -5,8 +5,8 @@ the guest exists. The steps work in a staging tmpfs with short names, so that ne
 and commas in paths matter:
 
     r/        the guest's future root          l/N  a private copy of a host mount, lower layer of overlay N
-    u/        upper and work directories        m/N  the mask layer of overlay N: whiteouts, opaque directories, copied files
-    f/N       links to frozen layers, so that names of any length fit into one page of mount options
+    u/        upper and work directories        m/N  the mask layer of step N: whiteouts, opaque directories
+    c/N       copied files                      f/N  links to frozen layers, so that names of any length fit into one page of mount options
 
 Host directories are never bound into the view, only shown through an overlay: every write is captured, a mask holds by name even if the
 host renames over the file, and host unix sockets cannot be connected to. Single regular files (an interpreter's binary) may be bound,
@@ -286,11 +286,13 @@ class MountPlan:
 
 
 def encode(plan: MountPlan) -> bytes:
-    """Return the plan as bytes. The plan caches them, because one plan is launched many times."""
+    """Return the plan as bytes: the same for equal plans. The plan caches them, because one plan is launched many times."""
     encoded: bytes | None = plan.__dict__.get("_encoded")
     if encoded is None:
         layers = (type(plan.layers).__name__, _plain(vars(plan.layers)))
-        encoded = plan.__dict__["_encoded"] = marshal.dumps((layers, [(step.kind, _plain(vars(step))) for step in plan.steps]))
+        steps = [(step.kind, _plain(vars(step))) for step in plan.steps]
+        # Later versions write an object that others refer to, too, in another way: equal plans would differ by who holds their parts.
+        encoded = plan.__dict__["_encoded"] = marshal.dumps((layers, steps), 2)
     return encoded
 
 

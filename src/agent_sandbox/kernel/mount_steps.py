@@ -8,12 +8,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 
+from agent_sandbox._fast.contexts import contextmanager, suppress
 from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.kernel import loop
 from agent_sandbox.kernel import syscalls as sc
+from agent_sandbox.kernel.mask_layers import fill_mask_layer, link_instead, link_over, make_layer
 from agent_sandbox.kernel.mount_plan import (
     DEVICES,
     Bind,
@@ -34,6 +34,7 @@ from agent_sandbox.kernel.mount_plan import (
     Symlink,
     ThrowAway,
     Tmpfs,
+    quote_target,
 )
 from agent_sandbox.kernel.mount_tools import (
     QUIET,
@@ -45,14 +46,11 @@ from agent_sandbox.kernel.mount_tools import (
     copy_entry,
     directory_for,
     file_for,
-    fill_mask_layer,
-    link_instead,
-    link_over,
-    make_layer,
     mount_overlay,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from typing import Any
 
 # Entries of /proc that reveal or control the whole host. Containers mask them too.
@@ -73,6 +71,9 @@ SHARED_PROC = "/proc shows the processes around this sandbox, by name: this mach
 PROC_READONLY = ("bus", "fs", "irq", "pressure", "sys")  # pressure: a writer makes the kernel watch the whole machine
 
 
+FIRST_GENERATION = "1"  # of the layers of a run with checkpoints
+
+
 def _sized(size_bytes: int) -> str:
     """Return mount options that bound a tmpfs in bytes and in entries.
 
@@ -85,11 +86,13 @@ def _sized(size_bytes: int) -> str:
 def perform(plan: MountPlan, site: Site) -> None:
     """Carry out the plan. The current directory must be the staging tmpfs. Raises OSError."""
     site.executable = plan.code is None
-    for name in ("r", "u", "l", "m", "f"):
+    for name in ("r", "u", "l", "c", "f"):
         os.mkdir(name)
+    site.masks.prepare()
     perform_step(plan.layers, site)
-    for step in plan.steps:
+    for site.step, step in enumerate(plan.steps):
         perform_step(step, site)
+    site.masks.close()
     if isinstance(plan.layers, InImage):
         with _top() as top:
             loop.take_spare(top)
@@ -102,6 +105,12 @@ def perform_step(step: Step | Layers, site: Site) -> None:
 
 def _throw_away(layers: ThrowAway, site: Site) -> None:
     sc.mount("layers", "u", "tmpfs", QUIET, f"{_sized(layers.size_bytes)},mode=700")
+    site.fresh = True
+    if site.scenes is not None:
+        os.mkdir("s")
+        sc.mount("scratch", "s", "tmpfs", QUIET, f"{_sized(layers.size_bytes)},mode=700")
+        os.mkdir(f"s/{FIRST_GENERATION}")
+        _use_generation(FIRST_GENERATION, (), site)
     if site.userxattr:
         try:
             os.setxattr("u", "user.try", b"")
@@ -148,28 +157,12 @@ def _top() -> Iterator[int]:
 
 def _overlay(step: Overlay, site: Site) -> None:
     number = site.number()
-    lower, mask_layer = f"l/{number}", f"m/{number}"
+    lower = f"l/{number}"
     try:
         os.mkdir(lower)
         attach_clone(step.source, lower, site.userns, writable=False)
-        lowers = [lower]
-        made = (*step.links_over, *step.links_instead)
-        if step.masks or step.stand_ins or made or not step.writable:  # an overlay without an upper directory needs two layers
-            make_layer(mask_layer, lower)
-            parents = (*step.stand_ins, *(os.path.dirname(place) for place, _ in made))
-            fill_mask_layer(mask_layer, lower, step.masks, site, stand_ins=parents)
-            for place in (*step.places, *map(os.path.dirname, step.files)):
-                os.makedirs(f"{mask_layer}/{place}", exist_ok=True)
-            for place in step.files:
-                os.mknod(f"{mask_layer}/{place}", 0o755 | stat.S_IFREG)
-            for place, to in step.links:
-                os.symlink(to, f"{mask_layer}/{place}")
-            for place, to in step.links_over:
-                link_over(f"{mask_layer}/{place}", f"{lower}/{place}", to, site.shift)
-            for place, to in step.links_instead:
-                link_instead(f"{mask_layer}/{place}", to, site.shift)
-            lowers.insert(0, mask_layer)
-        mount_overlay(lowers, step.key, step.target, step.writable, site)
+        if site.masks.given is None or not _mount_on_given_masks(step, lower, site):
+            mount_overlay([*_mask_layer(step, lower, site), lower], step.key, step.target, step.writable, site)
     except OSError as error:
         if step.required or isinstance(error, MountedBelow):  # after MountedBelow, a new plan that knows the mount can show the rest
             raise
@@ -177,9 +170,49 @@ def _overlay(step: Overlay, site: Site) -> None:
             site.notes.append(f"not shown: {step.target}: {error.strerror}")
 
 
+def _mount_on_given_masks(step: Overlay, lower: str, site: Site) -> bool:
+    """Mount an overlay on the mask layer that was made for an earlier run. Return False if there is none that fits."""
+    layer = site.masks.find(site.step, lower) if _needs_masks(step) else ""
+    if not layer:
+        return False
+    try:
+        mount_overlay([layer, lower], step.key, step.target, step.writable, site)
+    except OSError:  # the kernel may not take such a layer; if there is another reason, it shows again with our own
+        site.masks.refuse()
+        return False
+    return True
+
+
+def _needs_masks(step: Overlay) -> bool:
+    """Return whether an overlay needs a mask layer. Without an upper directory it needs two layers in any case."""
+    return bool(step.masks or step.stand_ins or step.links_over or step.links_instead or not step.writable)
+
+
+def _mask_layer(step: Overlay, lower: str, site: Site) -> list[str]:
+    """Make the mask layer of an overlay, if it needs one. Return its path in a list, or an empty list."""
+    if not _needs_masks(step):
+        return []
+    layer = f"m/{site.step}"
+    make_layer(layer, lower)
+    parents = (*step.stand_ins, *(os.path.dirname(place) for place, _ in (*step.links_over, *step.links_instead)))
+    findings = fill_mask_layer(layer, lower, step.masks, site.opaque_attribute, stand_ins=parents) if step.masks or parents else {}
+    site.masks.note(site.step, lower, findings)
+    for place in (*step.places, *map(os.path.dirname, step.files)):
+        os.makedirs(f"{layer}/{place}", exist_ok=True)
+    for place in step.files:
+        os.mknod(f"{layer}/{place}", 0o755 | stat.S_IFREG)
+    for place, to in step.links:
+        os.symlink(to, f"{layer}/{place}")
+    for place, to in step.links_over:
+        link_over(f"{layer}/{place}", f"{lower}/{place}", to, site.shift)
+    for place, to in step.links_instead:
+        link_instead(f"{layer}/{place}", to, site.shift)
+    return [layer]
+
+
 def _copies(step: Copies, site: Site) -> None:
     number = site.number()
-    layer, spare = f"m/{number}", f"l/{number}"
+    layer, spare = f"c/{number}", f"l/{number}"
     make_layer(layer, step.source, site.shift)
     os.mkdir(spare)
     source = sc.openat2(sc.AT_FDCWD, step.source, os.O_PATH | os.O_DIRECTORY, resolve=sc.RESOLVE_NO_SYMLINKS)
@@ -216,7 +249,19 @@ def _code(step: ExecutableFiles, site: Site) -> None:
         pass
 
 
+def _scratch(target: str, mode: int, site: Site) -> None:
+    """Show a private directory as an overlay over nothing, so that its content can be exchanged at a checkpoint."""
+    nothing = f"l/{site.number()}"
+    os.mkdir(nothing)
+    os.chmod(nothing, mode)
+    os.chown(nothing, site.shift or -1, site.shift or -1)
+    mount_overlay([nothing], quote_target(target), target, True, site, base="s")
+
+
 def _tmpfs(step: Tmpfs, site: Site) -> None:
+    if site.scenes is not None:
+        _scratch(step.target, step.mode, site)
+        return
     owner = f",uid={site.shift},gid={site.shift}" if site.shift else ""
     with directory_for(step.target) as place:
         sc.mount("private", place, "tmpfs", site.flags, f"{_sized(step.size_bytes)},mode={step.mode:o}{owner}")
@@ -253,6 +298,8 @@ def _devices(step: Devices, site: Site) -> None:
         sc.mount("dev", place, "tmpfs", sc.MS_NOSUID | sc.MS_NOEXEC, "size=64k,mode=755")
     with directory_for("/dev") as dev:
         _fill_devices(dev, step.shm_bytes, site.flags)
+    if site.scenes is not None:
+        _scratch("/dev/shm", 0o1777, site)
 
 
 def _fill_devices(dev: str, shm_bytes: int, flags: int) -> None:

@@ -1,4 +1,4 @@
-"""Helpers for the steps of a mount plan: mount points in the view, private copies of mounts, overlays, mask layers.
+"""Helpers for the steps of a mount plan: mount points in the view, private copies of mounts, overlays.
 
 The current directory is the staging tmpfs (see `mount_plan`). Everything here runs with the privilege to mount, before the guest exists.
 """
@@ -8,19 +8,33 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
 
-from agent_sandbox._fast.values import dataclass, field
+from agent_sandbox._fast.contexts import contextmanager, suppress
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, field
 from agent_sandbox.kernel import mountinfo
 from agent_sandbox.kernel import syscalls as sc
-from agent_sandbox.kernel.mount_plan import PathMask
+from agent_sandbox.kernel.mask_layers import MaskLayers, look_like, make_layer
+from agent_sandbox.kernel.mount_plan import DIGEST
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 QUIET = sc.MS_NOSUID | sc.MS_NODEV
+_PLACE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class MountedBelow(OSError):
     """Raised if something is mounted below a directory that was planned as one layer."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A writable overlay of a run with checkpoints, whose upper layer is exchanged at each of them."""
+
+    key: str
+    target: str
+    lowers: tuple[str, ...]  # without frozen layers
+    base: str  # parent of its generations: "u" for what a caller may read back, "s" for scratch directories
 
 
 @dataclass
@@ -33,10 +47,14 @@ class Site:
     notes: list[str] = field(default_factory=list)
     programs: list[str] = field(default_factory=list)  # executable files of the view, if the rest is not executable
     count: int = 0
+    step: int = 0  # number of the step that is being carried out
     executable: bool = True  # whether files on the mounts can be executed
     uppers: str = "u"  # parent of the upper layers
+    fresh: bool = False  # the upper layers are made for this run, in memory
     frozen: tuple[str, ...] = ()  # parents of the upper layers of earlier generations, uppermost first
+    masks: MaskLayers = field(default_factory=MaskLayers)
     shares_proc: bool = False  # whether /proc is that of the machine, because a new one was refused
+    scenes: list[Scene] | None = None  # of a run with checkpoints
 
     def number(self) -> int:
         """Return a fresh number for a layer directory."""
@@ -97,15 +115,23 @@ def _walk(target: str, *, make: bool = True) -> int:
             continue
         outer = fd
         try:
-            with suppress(FileExistsError):
-                if make:
-                    os.mkdir(part, 0o755, dir_fd=outer)
-            fd = os.open(part, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=outer)
+            fd = _open_directory(part, outer, make=make)
         except OSError as error:
             raise OSError(error.errno, f"{part} is not a directory in the view", target) from error
         finally:
             os.close(outer)
     return fd
+
+
+def _open_directory(name: str, parent: int, *, make: bool) -> int:
+    try:
+        return os.open(name, _PLACE, dir_fd=parent)
+    except FileNotFoundError:
+        if not make:
+            raise
+    with suppress(FileExistsError):
+        os.mkdir(name, 0o755, dir_fd=parent)
+    return os.open(name, _PLACE, dir_fd=parent)
 
 
 def bind_code(paths: Sequence[str], site: Site) -> Iterator[str]:
@@ -180,9 +206,10 @@ def clone_of(source: str, userns: int | None, *, writable: bool, executable: boo
     try:
         flags = sc.MOUNT_ATTR_NOSUID | sc.MOUNT_ATTR_NODEV | (0 if writable else sc.MOUNT_ATTR_RDONLY)
         flags |= 0 if executable else sc.MOUNT_ATTR_NOEXEC
-        sc.mount_setattr(fd, set_flags=flags)
         if userns is not None:
-            _move_ids(fd, userns, source)
+            _move_ids(fd, userns, source, flags)
+        else:
+            sc.mount_setattr(fd, set_flags=flags)
         yield fd
     finally:
         os.close(fd)
@@ -197,38 +224,56 @@ def _move_ids(fd: int, userns: int, source: str, flags: int = 0) -> None:
         raise OSError(error.errno, f"{why} ({error.strerror}); start it as an ordinary user") from error
 
 
-def mount_overlay(lowers: list[str], key: str, target: str, writable: bool, site: Site) -> None:
+def mount_overlay(lowers: list[str], key: str, target: str, writable: bool, site: Site, *, base: str = "u") -> None:
     """Mount an overlay of these lower layers at a target of the guest's root. `key` names its upper layer. Raises OSError."""
-    lowers = [*_frozen(key, site), *lowers]
-    options = f"lowerdir={':'.join(lowers)}"
-    if writable:
-        home = f"{site.uppers}/{key}"
-        upper, work = f"{home}/upper", f"{home}/work"
-        if not os.path.isdir(upper):
-            os.makedirs(home, mode=0o700, exist_ok=True)
-            with open(f"{home}/target", "wb") as file:  # the key of a long target is a digest
-                file.write(os.fsencode(target))
-            _make_upper(upper, lowers[0])
-        os.makedirs(work, mode=0o700, exist_ok=True)
-        # Without "volatile" the end of every run, also of a killed one, syncs the whole filesystem of the layers: seconds on a busy disk.
-        # The kernel marks volatile layers and mounts them again only after the mark is removed.
-        with suppress(FileNotFoundError):
-            os.unlink(f"{work}/work/incompat/volatile/dirty")
-            os.rmdir(f"{work}/work/incompat/volatile")
-        options += f",upperdir={upper},workdir={work},volatile"
-    # Ignore redirects and other references between layers: a guest may have written them.
-    options += ",userxattr" if site.userxattr else ",index=off,metacopy=off,redirect_dir=nofollow,xino=off"
+    if writable and site.scenes is not None:
+        site.scenes.append(Scene(key, target, tuple(lowers), base))
+    options = overlay_options(lowers, key, target, writable, site, base=base)
     with directory_for(target) as place:
         sc.mount("overlay", place, "overlay", site.flags | (0 if writable else sc.MS_RDONLY), options)
 
 
-def _frozen(key: str, site: Site) -> list[str]:
+def overlay_options(lowers: list[str], key: str, target: str, writable: bool, site: Site, *, base: str = "u") -> str:
+    """Return the mount options of an overlay, and make its upper layer. `base` is the parent of the layers' generations. Raises OSError."""
+    lowers = [*_frozen(key, site, base), *lowers]
+    options = f"lowerdir={':'.join(lowers)}"
+    if writable:
+        home = f"{base}{site.uppers[1:]}/{key}"
+        options += f",upperdir={home}/upper,workdir={home}/work" + _make_room(home, key, target, lowers[0], site)
+    # Ignore redirects and other references between layers: a guest may have written them.
+    return options + (",userxattr" if site.userxattr else ",index=off,metacopy=off,redirect_dir=nofollow,xino=off")
+
+
+def _make_room(home: str, key: str, target: str, like: str, site: Site) -> str:
+    """Make the directories of an upper layer, as far as they are missing. Return the mount options that such a layer needs."""
+    upper, work = f"{home}/upper", f"{home}/work"
+    if not os.path.isdir(upper):
+        with suppress(FileExistsError):
+            os.mkdir(home, 0o700)
+        if not site.fresh or key.startswith(DIGEST):  # any other key says itself what its target is
+            with open(f"{home}/target", "wb") as file:
+                file.write(os.fsencode(target))
+        (make_layer if site.fresh else _make_upper)(upper, like)
+    with suppress(FileExistsError):
+        os.mkdir(work, 0o700)
+    if site.fresh:  # in memory: there is nothing to sync
+        return ""
+    # Without "volatile" the end of every run, also of a killed one, syncs the whole filesystem of the layers: seconds on a busy disk.
+    # The kernel marks volatile layers and mounts them again only after the mark is removed.
+    with suppress(FileNotFoundError):
+        os.unlink(f"{work}/work/incompat/volatile/dirty")
+        os.rmdir(f"{work}/work/incompat/volatile")
+    return ",volatile"
+
+
+def _frozen(key: str, site: Site, base: str) -> list[str]:
     """Return short symbolic links to the frozen layers of an overlay, uppermost first, because the mount options must fit in one page."""
     paths = []
     for generation in site.frozen:
-        if os.path.isdir(f"{generation}/{key}/upper"):
+        layer = f"{base}{generation[1:]}/{key}/upper"
+        if os.path.isdir(layer):
             link = f"f/{site.number()}"
-            os.symlink(f"../{generation}/{key}/upper", link)
+            os.symlink(f"../{layer}", link)
             paths.append(link)
     return paths
 
@@ -240,77 +285,6 @@ def _make_upper(upper: str, like: str) -> None:
         os.rmdir(new)
     make_layer(new, like)
     os.rename(new, upper)
-
-
-def make_layer(path: str, like: str, shift: int = 0) -> None:
-    """Make an empty layer with the mode and owner of `like`: an overlay shows the mode and owner of its uppermost layer."""
-    os.mkdir(path, 0o700)
-    look_like(path, os.stat(like), shift)
-
-
-def fill_mask_layer(layer: str, lower: str, masks: Sequence[PathMask], site: Site, *, stand_ins: Sequence[str] = ()) -> None:
-    """Fill a mask layer: a whiteout or an empty opaque directory per mask, and parents with the mode and owner of the real parents.
-
-    If parents are missing, the topmost missing parent gets the whiteout: a directory that does not exist must not appear. Most of the
-    hundreds of masked paths do not exist, so each parent is examined once. Wider masks must come before narrower masks. `stand_ins` are
-    directories to make in the layer as well. Raises OSError if the order is wrong, or if a link has taken the place of a parent.
-    """
-    parents: dict[str, bool] = {"": True}  # True: made in the layer; False: hidden as a whole, or not a directory
-
-    def parent(path: str) -> bool:
-        if path not in parents:
-            parents[path] = parent(os.path.dirname(path)) and _make_parent(layer, lower, path)
-        return parents[path]
-
-    for mask in masks:
-        if not parent(os.path.dirname(mask.path)) or mask.path in parents:
-            if parents.get(mask.path):
-                raise OSError(errno.ENOTEMPTY, "a wider mask must come before the narrower ones in it", mask.path)
-            continue
-        place, real = f"{layer}/{mask.path}", f"{lower}/{mask.path}"
-        if mask.keep and os.path.isdir(real) and not os.path.islink(real):
-            os.mkdir(place)
-            look_like(place, os.lstat(real))
-            os.setxattr(place, site.opaque_attribute, b"y")
-        else:
-            os.mknod(place, stat.S_IFCHR, os.makedev(0, 0))
-        parents[mask.path] = False
-    for path in stand_ins:
-        parent(path)
-
-
-def _make_parent(layer: str, lower: str, path: str) -> bool:
-    try:
-        real = os.lstat(f"{lower}/{path}")
-    except FileNotFoundError:
-        os.mknod(f"{layer}/{path}", stat.S_IFCHR, os.makedev(0, 0))
-        return False
-    if not stat.S_ISDIR(real.st_mode):
-        if stat.S_ISLNK(real.st_mode):  # plans contain resolved paths, so the machine has changed since
-            raise OSError(errno.ELOOP, "a link has taken the place of a directory with something to hide", path)
-        return False  # a file: nothing can be below it, now or later
-    os.mkdir(f"{layer}/{path}", 0o700)
-    look_like(f"{layer}/{path}", real)
-    return True
-
-
-def link_over(place: str, real: str, to: str, shift: int) -> None:
-    """Make a link in a mask layer that covers a regular file. A file that has gone, or is hidden by a mask, is left as it is."""
-    with suppress(FileNotFoundError, FileExistsError, NotADirectoryError):
-        if stat.S_ISREG(os.lstat(real).st_mode):
-            os.symlink(to, place)
-            if shift:
-                os.lchown(place, shift, shift)
-
-
-def link_instead(place: str, to: str, shift: int) -> None:
-    """Make a link in a mask layer that covers a file, whether a mask hides it or not. Nothing appears in a directory that is hidden."""
-    with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        with suppress(FileNotFoundError):
-            os.unlink(place)  # the whiteout
-        os.symlink(to, place)
-        if shift:
-            os.lchown(place, shift, shift)
 
 
 def copy_entry(source: int, entry: str, place: str, shift: int) -> None:
@@ -337,16 +311,3 @@ def copy_entry(source: int, entry: str, place: str, shift: int) -> None:
         look_like(place, real, shift)
     finally:
         os.close(parent)
-
-
-def look_like(path: str, real: os.stat_result, shift: int = 0) -> None:
-    """Give a directory or file of a layer the mode and owner of a real directory or file, as far as permitted."""
-    mode = stat.S_IMODE(real.st_mode) & 0o1777
-    try:
-        os.chown(path, real.st_uid + shift, real.st_gid + shift)
-    except OSError:
-        # Without root we cannot give a copy to another owner. We own the copy, so its owner gets the permissions that others have on the
-        # real one. If the real one is ours and only its group is foreign, the mode stays.
-        if real.st_uid != os.geteuid():
-            mode = mode & 0o1077 | (mode & 0o7) << 6
-    os.chmod(path, mode)

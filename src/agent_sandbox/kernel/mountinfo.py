@@ -8,10 +8,12 @@ already resolved.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from functools import cached_property
 
-from agent_sandbox._fast.values import dataclass
+from agent_sandbox._fast.functions import cached_property
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 # Filesystems without files of the machine: the kernel generates their content on reading.
 # fmt: off
@@ -108,12 +110,10 @@ class MountTable:
         if here is None:
             return []
         objects = [(here.device, _join(here.root, _below(here.target, path) or ""))]
-        objects += [(mount.device, mount.root) for mount in self.reachable if _below(path, mount.target)]
+        objects += [(mount.device, mount.root) for again in self._mounted_again.values() for mount in again if _below(path, mount.target)]
         found: dict[str, None] = {}  # an ordered set
-        for mount in self.reachable:
-            for device, inside in objects:
-                if mount.device != device:
-                    continue
+        for device, inside in objects:
+            for mount in self._mounted_again.get(device, ()):
                 rest = _below(mount.root, inside)
                 if rest is not None:
                     alias = _join(mount.target, rest)
@@ -125,6 +125,47 @@ class MountTable:
                 if _below(path, alias) is None and self.walk(alias) is mount:
                     found[alias] = None
         return list(found)
+
+    def aliases_of_entries(self, directory: str) -> list[str] | None:
+        """Return the aliases of a directory below which each of its entries has its aliases, and no entry has others.
+
+        None if entries differ, because something is mounted below the directory, or a part of it is mounted elsewhere: ask for each entry.
+        Hundreds of paths lie in a handful of directories, so this saves most of the look-ups.
+        """
+        if directory in self._above_targets:
+            return None
+        here = self.walk(directory)
+        if here is None:
+            return []
+        if (here.device, _join(here.root, _below(here.target, directory) or "")) in self._above_roots:
+            return None
+        aliases = self.aliases(directory)
+        return None if any(alias in self._above_targets for alias in aliases) else aliases
+
+    @cached_property
+    def _mounted_again(self) -> dict[str, list[Mount]]:
+        """The reachable mounts of each device that has more than one. Only these have aliases."""
+        devices: dict[str, list[Mount]] = {}
+        for mount in self.reachable:
+            devices.setdefault(mount.device, []).append(mount)
+        return {device: mounts for device, mounts in devices.items() if len(mounts) > 1}
+
+    @cached_property
+    def _above_targets(self) -> frozenset[str]:
+        """The directories below which something is mounted."""
+        return frozenset(above for mount in self._known for above in _directories_above(mount.target))
+
+    @cached_property
+    def _above_roots(self) -> frozenset[tuple[str, str]]:
+        """The directories, each with its device, of which a part is mounted by itself."""
+        return frozenset((mount.device, above) for mount in self._known for above in _directories_above(mount.root))
+
+
+def _directories_above(path: str) -> Iterator[str]:
+    if path.startswith("/") and path != "/":  # a namespace that is mounted has a root without any
+        yield "/"
+    while path := path.rpartition("/")[0]:
+        yield path
 
 
 def _parts(path: str) -> list[str]:

@@ -13,13 +13,18 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import socket
 import struct
-from collections.abc import Collection
 
+from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.kernel import syscalls
 from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.kernel.ids import FIRST_ID, IDS, write_maps
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Collection
+else:
+    from agent_sandbox._fast import sockets as socket
 
 INOTIFY_INSTANCES, INOTIFY_WATCHES = 32, 65536  # per guest; a user commonly has 128 instances
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1

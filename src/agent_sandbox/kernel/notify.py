@@ -5,7 +5,8 @@ is the supervisor's end. DNS queries: before it drops its privileges, init opens
 way out. The supervisor answers on these sockets.
 
 Observation is not a wall. The memory behind a call's arguments is read while the call waits, and read again by the kernel when it
-continues: another thread may have changed it in between. Nothing is refused here, and no protection may depend on the observation.
+continues: another thread may have changed it in between. Nothing is refused here, and no protection may depend on the observation. Only
+`REACHING` calls are refused, by register arguments, which nobody can change meanwhile.
 
 Opened files: fanotify(7), as root. The mark is on the filesystem, so it covers all its mounts in every namespace: on a guest's overlay it
 reports this guest's opens and nothing else. An event carries a fresh descriptor of the file; its path comes from /proc. Regular files only,
@@ -18,18 +19,22 @@ import ctypes
 import errno
 import fcntl
 import os
-import socket
 import stat
 import struct
-from collections.abc import Iterator
-from contextlib import suppress
 
-from agent_sandbox._fast.values import dataclass
+from agent_sandbox._fast.contexts import suppress
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.kernel import seccomp, syscall_rules
 from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.kernel.doors import OWN_ADDRESS, RESOLVER_PORT, give_loopback
 from agent_sandbox.kernel.syscalls import AT_FDCWD, check, libc
 from agent_sandbox.kernel.wire import HEARD, LISTENING
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Iterator
+else:
+    from agent_sandbox._fast import sockets as socket
 
 # Observed: calls that open, execute, connect, bind, send to an address, or change a file by name. Not `stat`, `access` and `readlink`: they
 # are most of a program's calls and return no content. Not calls on an open file: the open was observed.
@@ -41,6 +46,11 @@ _CHANGES = """
     lchown fchownat mknod mknodat utime utimes utimensat futimesat setxattr lsetxattr removexattr lremovexattr setxattrat removexattrat
 """
 CALLS = (*OPENS, *EXECUTES, *ADDRESSES, *_CHANGES.split())
+# Calls that reach another process by its number. In a run with checkpoints the supervisor answers them; see `checkpoint_guard`.
+REACHING = (
+    *("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_open", "setpgid", "prlimit64", "setpriority", "ioprio_set"),
+    *("sched_setaffinity", "sched_setattr", "sched_setparam", "sched_setscheduler", "process_madvise"),
+)
 
 _RESOLV_CONF = "/etc/resolv.conf"
 _MOST_NAMESERVERS = 3  # as in the C library
@@ -74,12 +84,12 @@ class Nameservers:
     search: tuple[str, ...] = ()
 
 
-def begin(payload: socket.socket) -> None:
-    """In the guest: install the observing filter. Return once the supervisor holds the listener and this process has closed its own.
+def begin(payload: socket.socket, calls: tuple[str, ...] = CALLS) -> None:
+    """In the guest: install a filter that notifies of these calls.
 
-    Raises EOFError if the supervisor has gone.
+    Return once the supervisor holds the listener and this process has closed its own. Raises EOFError if the supervisor has gone.
     """
-    listener = seccomp.install_observer(seccomp.compile_observer(CALLS))
+    listener = seccomp.install_observer(seccomp.compile_observer(calls))
     # Only write and read, which are not observed. Sending the descriptor itself (sendmsg) would wait for a listener that has no holder yet.
     os.write(payload.fileno(), LISTENING + listener.to_bytes(4, "big"))
     heard = os.read(payload.fileno(), 1)
@@ -109,9 +119,9 @@ def take_listener(pid: int, number: int) -> int:
 class NotifyListener:
     """The supervisor's end of the listener, which receives a guest's system calls. Used by one thread only."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, calls: tuple[str, ...] = CALLS) -> None:
         self.fd = fd
-        self._names = {number: name for name, number in syscall_rules.numbers(sc.MACHINE).items() if name in CALLS}
+        self._names = {number: name for name, number in syscall_rules.numbers(sc.MACHINE).items() if name in calls}
         self._buffer = bytearray(_NOTIFICATION.size)
         self._nothing = bytes(_NOTIFICATION.size)
 
@@ -139,6 +149,11 @@ class NotifyListener:
                 return False
             raise
         return True
+
+    def refuse(self, call: Call, error: int) -> None:
+        """Let the call fail with this error."""
+        with suppress(OSError):  # its caller has gone
+            fcntl.ioctl(self.fd, _SEND, _ANSWER.pack(call[0], 0, -error, 0))
 
     def close(self) -> None:
         """Close the listener. If processes of the guest remain, their observed calls then fail."""

@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import functools
 import struct
-from collections.abc import Mapping
 
-from agent_sandbox._fast.values import dataclass
+from agent_sandbox._fast.functions import cache
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.errors import RuntimeUnavailable
 from agent_sandbox.kernel import syscall_rules, syscalls
 from agent_sandbox.kernel.syscall_rules import Condition, Rule
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _RET_KILL_PROCESS, _RET_ERRNO, _RET_USER_NOTIF, _RET_ALLOW = 0x80000000, 0x00050000, 0x7FC00000, 0x7FFF0000
@@ -68,7 +70,6 @@ class Program:
         return "\n".join([f"not {self.machine}: kill", *lines, f"any other number: {_UNKNOWN.describe()}"])
 
 
-@functools.cache
 def compile_filter(
     *, processes: bool, execute: bool = True, system: bool = False, gated: bool = False, machine: str = syscalls.MACHINE
 ) -> Program:
@@ -78,8 +79,14 @@ def compile_filter(
     fail if an audit socket is refused, and go on if the kernel has none. `gated` refuses memfd_create, because no mount option prevents the
     execution of a memfd.
 
-    Raises `RuntimeUnavailable` on a machine whose system call numbers are unknown.
+    A filter is compiled once for each meaning: a zygote compiles it, and its guests inherit it, however they spell the arguments. Raises
+    `RuntimeUnavailable` on a machine whose system call numbers are unknown.
     """
+    return _compiled(processes, execute, system, gated, machine)
+
+
+@cache  # its key tells f(gated=False) from f(), so every argument comes by position
+def _compiled(processes: bool, execute: bool, system: bool, gated: bool, machine: str) -> Program:
     if machine not in syscall_rules.MACHINES:
         raise RuntimeUnavailable(
             f"cannot filter system calls: their numbers on {machine} are not known",
@@ -121,7 +128,7 @@ def install(program: Program) -> None:
         raise OSError(errno.EBUSY, f"seccomp: thread {thread} is under a filter of its own")
 
 
-@functools.cache
+@cache
 def compile_observer(names: tuple[str, ...], *, machine: str = syscalls.MACHINE) -> bytes:
     """Return a second filter that refuses nothing: it notifies a listener before each named call and allows all others.
 
@@ -159,15 +166,14 @@ def install_observer(code: bytes) -> int:
 
 def _set(code: bytes, flags: int) -> int:
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
-    buffer = ctypes.create_string_buffer(code, len(code))
-    header = _SockFprog(len(code) // 8, ctypes.addressof(buffer))
+    header = _SockFprog(len(code) // 8, code)
     return syscalls.seccomp(syscalls.SECCOMP_SET_MODE_FILTER, flags, ctypes.addressof(header))
 
 
 class _SockFprog(ctypes.Structure):
     """struct sock_fprog."""
 
-    _fields_ = (("len", ctypes.c_ushort), ("filter", ctypes.c_void_p))
+    _fields_ = (("len", ctypes.c_ushort), ("filter", ctypes.c_char_p))
 
 
 def _answer(name: str, *, processes: bool, execute: bool, system: bool, gated: bool) -> FilterAction:

@@ -8,8 +8,14 @@ Everything reported here is what the kernel allocated (`truesize`), not what the
 from __future__ import annotations
 
 import os
-import socket
 import struct
+
+from agent_sandbox._fast.values import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import socket
+else:
+    from agent_sandbox._fast import sockets as socket
 
 _SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP = 4, 20, 0x301
 _ERROR, _DONE = 2, 3

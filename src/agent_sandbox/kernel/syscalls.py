@@ -8,10 +8,21 @@ from __future__ import annotations
 
 import ctypes
 import os
-import signal
 import struct
 
+from agent_sandbox._fast.values import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import signal
+else:
+    import _signal as signal  # without the enumerations of `signal`
+
 libc = ctypes.CDLL(None, use_errno=True)
+# Found now, in the keeper, and not by each init again. Declared types spare a call the making of objects for its arguments.
+_mount, _prctl, _umount2, _unshare = libc.mount, libc.prctl, libc.umount2, libc.unshare
+_mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p)
+_prctl.argtypes = (ctypes.c_int, *(ctypes.c_ulong,) * 4)
+getattr(libc, "syscall")  # noqa: B009  an attribute that nobody uses looks like a mistake
 _libc_with_gil = ctypes.PyDLL(None, use_errno=True)  # the same, without releasing the GIL during the call
 
 # Numbers above 423 are the same on every architecture; older ones are not.
@@ -28,6 +39,7 @@ SYS_landlock_create_ruleset, SYS_landlock_add_rule, SYS_landlock_restrict_self =
 # clone(2), unshare(2)
 CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
+CLONE_PARENT = 0x00008000
 
 # mount(2), umount2(2)
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
@@ -38,6 +50,7 @@ MNT_DETACH = 2
 # open_tree(2), move_mount(2), mount_setattr(2)
 AT_FDCWD, AT_SYMLINK_NOFOLLOW, AT_EMPTY_PATH, AT_RECURSIVE = -100, 0x100, 0x1000, 0x8000
 OPEN_TREE_CLONE, OPEN_TREE_CLOEXEC, MOVE_MOUNT_F_EMPTY_PATH, MOVE_MOUNT_T_SYMLINKS = 1, os.O_CLOEXEC, 4, 0x10
+MOVE_MOUNT_T_EMPTY_PATH, MOVE_MOUNT_BENEATH = 0x40, 0x200
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC, MOUNT_ATTR_IDMAP = 1, 2, 4, 8, 0x00100000
 MOUNT_ATTR_NOATIME = 0x10
 
@@ -141,7 +154,12 @@ class _CapData(ctypes.Structure):
 
 def unshare(flags: int) -> None:
     """unshare(2)."""
-    check(libc.unshare(flags), "unshare")
+    check(_unshare(flags), "unshare")
+
+
+def setns(namespace: int, kind: int) -> None:
+    """setns(2). `kind` is the CLONE_NEW… flag of the namespace."""
+    check(libc.setns(namespace, kind), "setns")
 
 
 def clone(flags: int) -> int:
@@ -154,19 +172,15 @@ def clone(flags: int) -> int:
 
 def mount(source: str, target: str, kind: str | None, flags: int = 0, options: str = "") -> None:
     """mount(2)."""
-    result = libc.mount(
-        os.fsencode(source),
-        os.fsencode(target),
-        kind.encode() if kind else None,
-        ctypes.c_ulong(flags),
-        os.fsencode(options) if options else None,
+    result = _mount(
+        os.fsencode(source), os.fsencode(target), kind.encode() if kind else None, flags, os.fsencode(options) if options else None
     )
     check(result, f"mount {kind or ''} {source} on {target} [{options}]")
 
 
 def umount2(target: str, flags: int = 0) -> None:
     """umount2(2)."""
-    check(libc.umount2(os.fsencode(target), flags), f"umount {target}")
+    check(_umount2(os.fsencode(target), flags), f"umount {target}")
 
 
 def pivot_root(new: str, old: str) -> None:
@@ -183,6 +197,17 @@ def move_mount(fd: int, target: str) -> None:
     """move_mount(2): attach a detached mount at a path, following links as mount(2) does."""
     flags = MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_SYMLINKS
     check(libc.syscall(SYS_move_mount, fd, b"", AT_FDCWD, os.fsencode(target), flags), f"move_mount {target}")
+
+
+def move_mount_beneath(fd: int, top: int) -> None:
+    """move_mount(2): attach a detached mount beneath the mount whose root is `top` (Linux 6.5)."""
+    flags = MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH | MOVE_MOUNT_BENEATH
+    check(libc.syscall(SYS_move_mount, fd, b"", top, b"", flags), "move_mount beneath")
+
+
+def move_mount_onto(fd: int, top: int) -> None:
+    """move_mount(2): attach a detached mount on the mount whose root is `top`."""
+    check(libc.syscall(SYS_move_mount, fd, b"", top, b"", MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH), "move_mount onto")
 
 
 def fsopen(kind: str) -> int:
@@ -260,7 +285,8 @@ def close_range(first: int, last: int) -> None:
 
 def prctl(option: int, value: int = 0, third: int = 0) -> int:
     """prctl(2) for the options that take numbers."""
-    return check(libc.prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(third), ctypes.c_ulong(0), ctypes.c_ulong(0)), f"prctl {option}")
+    result: int = _prctl(option, value, third, 0, 0)
+    return result if result >= 0 else check(result, f"prctl {option}")
 
 
 def capset(permitted: int, *, inheritable: int = 0) -> None:

@@ -18,12 +18,12 @@ from __future__ import annotations
 import math
 import os
 import resource
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 
+from agent_sandbox._fast.contexts import suppress
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from typing import TypeVar
 
     T = TypeVar("T")
@@ -204,23 +204,24 @@ def read_live(process: str, read: Callable[[str], T | None], *, nothing: T, hidd
 
     /proc/PID shows the memory and descriptors of the first thread: none once that has ended, although others may go on and hold everything.
     `nothing` stands for a process that has ended or is ending, and `hidden` for one whose threads follow one another too fast to be read. A
-    process that is ending shows nothing either, for as long as its threads take to end; but it starts no thread any more.
+    process that is ending shows nothing either, for as long as its threads take to end; but it starts no thread any more. A list of
+    threads that are ending may lack some of them, so that a later one seems to have new ones: once or twice, not every time.
     """
     if (found := read(process)) is not None:
         return found
     seen: set[str] = set()
-    follows = False
+    follows = 0
     for _ in range(ATTEMPTS):
         if not _goes_on(process):
             return nothing
         with suppress(OSError):
             threads = os.listdir(f"{process}/task")
-            follows = follows or (bool(seen) and not seen.issuperset(threads))
+            follows += bool(seen) and not seen.issuperset(threads)
             seen.update(threads)
             for tid in reversed(threads):  # the newest has the longest to live
                 if (found := read(f"{process}/task/{tid}")) is not None:
                     return found
-    return hidden if follows and _goes_on(process) else nothing
+    return hidden if follows > ATTEMPTS // 3 and _goes_on(process) else nothing
 
 
 def _goes_on(process: str) -> bool:

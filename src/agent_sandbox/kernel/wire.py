@@ -7,25 +7,30 @@ read raw and bounded.
 
 from __future__ import annotations
 
-import array
 import fcntl
 import marshal
 import os
-import socket
 import struct
-from collections.abc import Collection, Sequence
 
 from agent_sandbox._fast.values import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import socket
+    from collections.abc import Collection, Sequence
     from typing import Any
+else:
+    from agent_sandbox._fast import sockets as socket
 
 # Orders from the supervisor to the keeper, each with the number of the run.
-START, WATCH, REST, DONE = "start", "watch", "rest", "done"
+START, WATCH, STAGE, REST, DONE = "start", "watch", "stage", "rest", "done"
 
-# Orders from the supervisor to init, once the guest exists: GO with the wall time in seconds, SIGNAL with the signal number.
+# Orders from the supervisor to init, once the guest exists: GO with the wall time in seconds, SIGNAL with the signal number. The others are
+# for a run with checkpoints, each with the pid of a process: KEEP it as a checkpoint, DROP it, WAKE it, make it the MAIN program. CLEAR
+# ends every process that is not kept. HALT stops them until RESUME; RETIRE ends those that were started since.
 ORDER = struct.Struct("!cd")
 GO, SIGNAL = b"g", b"s"
+FAMILY_ORDERS = KEEP, DROP, WAKE, MAIN, CLEAR, HALT, RETIRE, RESUME = b"k", b"d", b"w", b"m", b"c", b"h", b"e", b"r"
+STAGED = b"S"  # the supervisor's answer to an init whose view stands: the stagehand has taken its place
 
 HERE = b"h"  # init's first byte, and again when it requests its ids
 MAPPED = b"m"  # the supervisor's answer, after it has moved init into its cgroup and written its id map
@@ -61,11 +66,17 @@ HELLO = TALK.pack(0, 0)  # the guest's first message: it has everything it needs
 _LENGTH = struct.Struct("!I")
 _CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
 _MAX_DESCRIPTORS = 128
+_DESCRIPTOR = struct.calcsize("i")
 
 
 def send(sock: socket.socket, value: Any, descriptors: Sequence[int] = ()) -> None:
     """Send one value together with descriptors."""
-    message = memoryview(pack(value))
+    send_packed(sock, pack(value), descriptors)
+
+
+def send_packed(sock: socket.socket, packed: bytes, descriptors: Sequence[int] = ()) -> None:
+    """Send a value that was packed before, together with descriptors."""
+    message = memoryview(packed)
     if descriptors:
         message = message[socket.send_fds(sock, [message], list(descriptors)) :]
     sock.sendall(message)
@@ -92,13 +103,12 @@ def receive(sock: socket.socket) -> tuple[Any, list[int]]:
 
 def receive_descriptors(sock: socket.socket, size: int) -> tuple[bytes, list[int]]:
     """Receive bytes and close-on-exec descriptors. Replaces socket.recv_fds, which drops the MSG_CMSG_CLOEXEC flag."""
-    received = array.array("i")
-    room = socket.CMSG_SPACE(_MAX_DESCRIPTORS * received.itemsize)
-    data, ancillary, _, _ = sock.recvmsg(size, room, socket.MSG_CMSG_CLOEXEC)
+    received: list[int] = []
+    data, ancillary, _, _ = sock.recvmsg(size, socket.CMSG_SPACE(_MAX_DESCRIPTORS * _DESCRIPTOR), socket.MSG_CMSG_CLOEXEC)
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            received.frombytes(content[: len(content) - len(content) % received.itemsize])
-    return data, list(received)
+            received += memoryview(content[: len(content) - len(content) % _DESCRIPTOR]).cast("i")
+    return data, received
 
 
 def credentials(sock: socket.socket) -> int:

@@ -7,14 +7,14 @@ values: a new option is a field of `Launch`, not another parameter everywhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from enum import Enum
 
-from agent_sandbox._fast.values import TYPE_CHECKING, Protocol, dataclass, field
+from agent_sandbox._fast.values import TYPE_CHECKING, Enum, Protocol, dataclass, field
+from agent_sandbox.errors import SandboxError
 from agent_sandbox.kernel.mount_plan import MountPlan
 from agent_sandbox.policy.model import Guarantee, Limits
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
     from typing import Any
 
     from agent_sandbox.kernel.doors import Doors
@@ -45,8 +45,9 @@ class ExitReason(Enum):
 class Usage:
     """The resources that a run used. `peak_memory_bytes` is the cgroup's if there is one, else the largest process's.
 
-    `peak_processes` counts threads, too, and our own processes in the sandbox; it is 0 without a cgroup. `fuel` counts instructions
-    executed inside WebAssembly; None if they were not counted. A program that has broken out of the engine can forge it.
+    `cpu_seconds` may lack the time in which the kernel takes the last process apart. `peak_processes` counts threads, too, and our own
+    processes in the sandbox; it is 0 without a cgroup. `fuel` counts instructions executed inside WebAssembly; None if they were not
+    counted. A program that has broken out of the engine can forge it.
     """
 
     wall_seconds: float = 0.0
@@ -170,6 +171,10 @@ class Nonsense(Exception):
     """A guest has sent a malformed request. The message is for the caller."""
 
 
+class StateNotKept(SandboxError):
+    """Raised if a state of a guest with checkpoints cannot be kept or shown. Nothing has changed, and the run goes on."""
+
+
 @dataclass(frozen=True)
 class Confined:
     """A guest that is confined and waits for its program.
@@ -220,6 +225,13 @@ class Launch:
     on_ready: tuple[Callable[[Confined], None], ...] = ()
     on_tick: tuple[Callable[[], None], ...] = ()
     talk: Talk | None = None  # for PythonCode
+    checkpoints: bool = False  # the guest is an `Interpreter` whose states can be kept and woken; only for PythonCode with turns
+
+    @property
+    def leaves_nothing(self) -> bool:
+        """Whether nothing of the run is read or served after its program has ended."""
+        read = self.writable or self.watch_inputs or self.observe or self.terminal is not None
+        return not (read or self.network or self.inward or self.on_tick or self.talk is not None)
 
 
 @dataclass(frozen=True)
@@ -247,11 +259,13 @@ class Demands:
     observe: bool = False
     preload: tuple[str, ...] = ()
     inward: bool = False
+    checkpoints: bool = False
 
     @classmethod
     def of(cls, launch: Launch) -> Demands:
         """Return the demands of a launch."""
-        return cls(launch.terminal is not None, launch.system, launch.inspect, launch.observe, launch.preload, launch.inward)
+        wanted = launch.observe, launch.preload, launch.inward, launch.checkpoints
+        return cls(launch.terminal is not None, launch.system, launch.inspect, *wanted)
 
 
 @dataclass(frozen=True)

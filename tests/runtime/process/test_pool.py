@@ -18,7 +18,8 @@ from agent_sandbox.kernel.mount_plan import Copies, MountPlan, OnDisk, ThrowAway
 from agent_sandbox.policy.model import Limits, locked
 from agent_sandbox.runtime.base import DEVNULL, Argv, Completed, Launch, PythonCode, Talk, Terminal
 from agent_sandbox.runtime.process import pool
-from agent_sandbox.runtime.process.pool import kind_of
+from agent_sandbox.runtime.process.guest_handle import ProcessGuest
+from agent_sandbox.runtime.process.pool import Pool, kind_of
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from agent_sandbox.runtime.process.zygote import Zygote
 from agent_sandbox.workspace.view.plan import MachineFacts, plan_view
@@ -159,7 +160,7 @@ def test_an_unused_shelf_is_cleared_and_its_thread_ends(runtime: ProcessRuntime,
     monkeypatch.setattr(pool, "CALM_SECONDS", 0.01)
     run(runtime, launch_of("1"))
     assert runtime._pool is not None
-    assert until(lambda: runtime._pool is not None and runtime._pool._thread is None)
+    assert until(lambda: runtime._pool is not None and not runtime._pool._makers)
     assert waiting(runtime) == 0
 
 
@@ -169,6 +170,75 @@ def test_no_more_wait_than_may(runtime: ProcessRuntime) -> None:
     assert until(lambda: waiting(runtime) == 4)
     assert runtime._pool is not None
     assert runtime._pool._most_wanting() is None
+
+
+class HeldMaker:
+    """Makes guests of a runtime, each when it is told to."""
+
+    def __init__(self, runtime: ProcessRuntime) -> None:
+        self._runtime = runtime
+        self.begun, self.told = threading.Semaphore(0), threading.Semaphore(0)
+        self.made = 0
+
+    def make(self, launch: Launch) -> ProcessGuest:
+        self.begun.release()
+        assert self.told.acquire(timeout=stretched(60))
+        self.made += 1
+        return self._runtime._make(launch)
+
+
+@pytest.fixture
+def held() -> Iterator[tuple[Pool, HeldMaker]]:
+    runtime = ProcessRuntime()
+    maker = HeldMaker(runtime)
+    made = Pool(maker.make, most=4)
+    yield made, maker
+    for _ in range(16):
+        maker.told.release()
+    made.close()
+    runtime.close()
+
+
+def test_a_run_that_finds_no_guest_takes_the_one_that_is_being_made(held: tuple[Pool, HeldMaker]) -> None:
+    """Two guests are made for two runs. As the control: a third run, for which none is being made, makes its own."""
+    pool, maker = held
+    taken: list[ProcessGuest] = []
+
+    def take() -> threading.Thread:
+        thread = threading.Thread(target=lambda: taken.append(pool.take(launch_of("1"))))
+        thread.start()
+        return thread
+
+    first = take()  # makes its own, and the pool begins the next
+    assert maker.begun.acquire(timeout=stretched(60))
+    assert maker.begun.acquire(timeout=stretched(60))
+    (shelf,) = pool._shelves.values()
+    second = take()
+    assert until(lambda: shelf.awaited == 1), "it waits for the pool's"
+    third = take()
+    assert maker.begun.acquire(timeout=stretched(60)), "nobody makes one for the third, so it does"
+    for _ in range(3):
+        maker.told.release()
+    for thread in (first, second, third):
+        thread.join(stretched(60))
+    assert len({guest.init for guest in taken}) == 3
+    for guest in taken:
+        guest.close()
+    assert shelf.running == 0
+
+
+def test_a_shelf_keeps_one_guest_more_than_runs_were_under_way(runtime: ProcessRuntime) -> None:
+    """A program that runs one after the other, however fast, needs no large stock: a second guest is always being made."""
+    for _ in range(12):
+        run(runtime, launch_of("1"))
+    assert runtime._pool is not None
+    (shelf,) = runtime._pool._shelves.values()
+    assert shelf.wanted <= 2
+    guests = [runtime.launch(launch_of("import time; time.sleep(60)")) for _ in range(3)]
+    assert shelf.running == 3
+    for guest in guests:
+        guest.close()
+    assert shelf.running == 0
 
 
 def test_a_fork_of_the_application_has_a_pool_and_a_zygote_of_its_own(runtime: ProcessRuntime) -> None:

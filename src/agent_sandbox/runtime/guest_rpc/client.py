@@ -9,11 +9,14 @@ from __future__ import annotations
 import _thread
 import fcntl
 import os
-import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 
+from agent_sandbox._fast.contexts import contextmanager
+from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.kernel.wire import HELLO, TALK
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Iterator
 
 _CHUNK = 1 << 18
 _LARGEST_ANSWER = 1 << 25  # a larger length means that another reader has read a part of the stream
@@ -40,6 +43,12 @@ class Speaker:
         self._lock = _thread.allocate_lock()
         self._asking = 0  # id of the thread that waits for an answer
         self._unread.clear()
+
+    def take_over(self) -> None:
+        """Take the place of the process that spoke before: a copy of it that was woken while the other waits, stopped, for an answer."""
+        os.close(self._turnstile)
+        self._turnstile = os.memfd_create("conversation", os.MFD_CLOEXEC)
+        self._start_afresh()
 
     def ask(self, question: bytes) -> bytes:
         """Send a question and return the host's answer.

@@ -7,14 +7,17 @@ question is held, and the next is read only after its answer is sent. A malforme
 from __future__ import annotations
 
 import select
-import socket
 import time
-from collections.abc import Callable
-from contextlib import suppress
 
+from agent_sandbox._fast.contexts import suppress
+from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.kernel.wire import HELLO, TALK
 from agent_sandbox.runtime.base import Nonsense, Talk
 from agent_sandbox.runtime.process.pump import CHUNK, Poller
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
 
 TURN = b'{"turn":'  # prefix of the message at the end of a turn
 LARGEST = (16 << 20) + 4096  # bytes of a question: the largest data, and the JSON around it
@@ -65,6 +68,27 @@ class Conversation:
         else:
             number, self._asked = self._asked, None
             self._send(number, turn)
+
+    @property
+    def asker(self) -> int:
+        """The pid, in the guest's namespace, of the process that asked for the next turn, as it says itself; 0 if nobody asks."""
+        return 0 if self._asked is None else self._asked >> 32
+
+    def set_aside(self) -> int | None:
+        """Stop waiting for the process that asks for the next turn, which is stopped or has ended. Returns the number of its question.
+
+        What it has sent is dropped. Afterwards another process of the guest may take its place.
+        """
+        number, self._asked, self._turn, self.said = self._asked, None, None, None
+        self._unread.clear()
+        with suppress(BlockingIOError):
+            while self._line.recv(CHUNK):
+                continue
+        return number
+
+    def return_to(self, number: int | None, said: bytes) -> None:
+        """Wait again for the turn of a process that was set aside."""
+        self._asked, self.said = number, said
 
     def last_words(self) -> bytes:
         """Return the error message of a guest that sent no greeting: why its program did not start."""

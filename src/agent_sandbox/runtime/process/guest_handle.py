@@ -10,26 +10,30 @@ from __future__ import annotations
 import math
 import os
 import select
-import socket
 import time
-from collections.abc import Callable
-from contextlib import suppress
 
+from agent_sandbox._fast.contexts import suppress
 from agent_sandbox._fast.values import TYPE_CHECKING, assert_never, replace
 from agent_sandbox.errors import LaunchFailed, Overtaken, RuntimeUnavailable
 from agent_sandbox.kernel import cgroups, ids, mount_plan, wire
 from agent_sandbox.kernel.wire import GO, HERE, JAVASCRIPT, MAPPED, ORDER, PYTHON, SCRIPTS, SIGNAL
 from agent_sandbox.policy.model import Guarantee
 from agent_sandbox.runtime.base import Argv, Completed, Exit, ExitReason, Hosted, JavaScriptCode, Launch, PythonCode, Script, Usage
-from agent_sandbox.runtime.guest_rpc.server import Conversation
-from agent_sandbox.runtime.process.pump import GuestReport, Poller, Reply, Sink, Source, make_pipes, parsed
+from agent_sandbox.runtime.process.pump import GuestReport, Poller, Reply, Sink, Source, exit_of, make_pipes, parsed
 from agent_sandbox.runtime.process.zygote import GuestLine, Zygote
 
 if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
     from typing import Any
 
     from agent_sandbox.kernel.doors import Doors
+    from agent_sandbox.runtime.guest_rpc.server import Conversation
     from agent_sandbox.runtime.observe.observer import Observer
+    from agent_sandbox.runtime.process.checkpoints import Checkpoints
+    from agent_sandbox.runtime.process.departure import Departed
+else:
+    from agent_sandbox._fast import sockets as socket
 
 
 SCRATCH = ("/tmp", "/run")  # writable in every view: private to the run
@@ -62,6 +66,7 @@ def request_for(launch: Launch, inner_root: str = "") -> dict[str, Any]:
         "observe": launch.observe,
         "network": launch.network,
         "inward": launch.inward,
+        "checkpoints": launch.checkpoints,
         "scratch": None if launch.writable else [*(inner_root + path for path in SCRATCH), *DEVICES],
         "tmp": f"{inner_root}/tmp",
         "executables": None if launch.processes or not native else list(launch.executables),
@@ -102,6 +107,8 @@ class ProcessGuest:
         self.layers: int | None = None
         self._init = 0  # the pid of init; no other process gets this pid before `Zygote.done`
         self._cgroup = cgroups.Cgroup()
+        self._guest = 0  # the pid of the guest, if it can be seen leaving
+        self._departure: Departed | None = None
         self.irrevocable = False  # whether a tool was called, which a second run must not repeat
         self.refused = ""  # why the program could not be started inside the view: not found, not executable, no such directory
         self._refused: int | None = None  # the exit code of a program that could not be started
@@ -113,6 +120,7 @@ class ProcessGuest:
         self._waker: int | None = None
         self._talk: Conversation | None = None
         self._observer: Observer | None = None
+        self.checkpoints: Checkpoints | None = None
         self._clocked = True  # whether init is watching the time
         self._used_before: float | None = None  # seconds of processor time that the cgroup had used when the program began
         self._full: int | None = None  # a pipe on which the keeper reports that the layers exceed their limit
@@ -122,6 +130,7 @@ class ProcessGuest:
         self._waited = self._granted = 0.0  # seconds since `_began` in which the guest waited for its host; and those that init knows of
         self._stopped: float | None = None
         self.when_closed: Callable[[], None] = _nothing
+        self.when_departed: Callable[[int], None] = os.close  # is given the pidfd of a departed guest, which has not ended yet
         self._keeper = keeper
         self._line = self._begin_at(keeper)
         self._control, self._payload = self._line.control, self._line.payload
@@ -153,10 +162,12 @@ class ProcessGuest:
                 self._keeper.put_to_rest(self._line.number, kept.path, kept.backing)
             self._control.settimeout(READY_SECONDS)
             self._payload.settimeout(READY_SECONDS)
-            if self.launch.observe:
+            if self.launch.observe or self.launch.checkpoints:
                 self._payload.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # the kernel then attaches the sender's credentials
-            wire.send(self._control, {**request_for(self.launch, self._inner_root), "enforced": self._cgroup.enforces})
+            request = {**request_for(self.launch, self._inner_root), "enforced": self._cgroup.enforces}
+            self._keeper.masks.send_with_layers(self._control, request, self.launch.root)
             self._await_readiness()
+            self._find_guest()
         except (EOFError, TimeoutError, ConnectionError) as error:
             why = str(error) or "it took too long"
             raise LaunchFailed(f"the sandbox could not be built: {why}", hint="run: agent-sandbox doctor") from error
@@ -179,6 +190,8 @@ class ProcessGuest:
     @property
     def waiting(self) -> bool:
         """Whether the guest lives and waits for its program or turn. If its control socket is readable, it has ended."""
+        if self._control.fileno() < 0:  # closed
+            return False
         poller = select.poll()
         poller.register(self._control, select.POLLIN)
         return not poller.poll(0)
@@ -240,6 +253,10 @@ class ProcessGuest:
         if self._init_is_there():
             self._init = wire.credentials(self._control)
             self._cgroup.join(self._init)  # while it builds the view
+            if self.launch.checkpoints:
+                from agent_sandbox.runtime.process.checkpoints import Checkpoints  # few runs have any
+
+                self.checkpoints = Checkpoints(self, self._keeper.stage(self._line.number))
         if self._init_is_there():
             self._control.recv(1)
             if os.geteuid() == 0:  # only root may write this map; a rootless init writes its own map
@@ -250,6 +267,7 @@ class ProcessGuest:
         if message["kind"] == "failed":
             failure = Overtaken if message["overtaken"] else LaunchFailed
             raise failure(f"the sandbox could not be built: {message['why']}", hint="run: agent-sandbox doctor")
+        self._keeper.masks.take_answer(self.launch.root, message["masks"], descriptors)
         if self.launch.writable:
             self.layers = descriptors.pop(0)
         asked, descriptors = descriptors[: message["asked"]], descriptors[message["asked"] :]
@@ -264,6 +282,8 @@ class ProcessGuest:
             from agent_sandbox.runtime.observe.observer import observe  # loads `threading`, and few runs are observed
 
             self._observer = observe(self._payload, asked, message["search"])
+        if self.checkpoints is not None:
+            self.checkpoints.guard()
         if (why := self._answer.refusal()) is not None:
             raise LaunchFailed(f"the guest could not be confined: {why}", hint="run: agent-sandbox doctor")
         if message["shares_proc"] and Guarantee.PROCESSES_INVISIBLE in self.launch.requires:
@@ -297,6 +317,8 @@ class ProcessGuest:
         wire.send(self._payload, message)
         if talk is not None:
             talk.clock.stop, talk.clock.resume = self._stop_clock, self._resume_clock
+            from agent_sandbox.runtime.guest_rpc.server import Conversation  # few programs converse with their host
+
             self._talk = Conversation(self._payload, talk, self._start_clock)
 
     @property
@@ -414,12 +436,11 @@ class ProcessGuest:
         if self.launch.watch_inputs:  # the report may be larger than the socket's buffer
             poller.add(self._payload.fileno(), self._answer.take)
         ticks = self.launch.on_tick
+        may_depart = self._guest and self.launch.leaves_nothing
         if talk is not None:
             talk.join(poller)
         while control in poller and "exit" not in self._messages:
-            if (
-                talk is not None and talk.said is not None and not self._killed
-            ):  # a guest that was killed has no next turn, whatever it says
+            if talk is not None and talk.said is not None and not self._killed:  # one that was killed has no next turn, whatever it says
                 return talk.said
             if talk is not None and talk.lost:
                 self._end("garbled")
@@ -443,14 +464,34 @@ class ProcessGuest:
                 late = True
             if any(sink.overflowing for sink in sinks.values()):
                 self._end("output-limit")
+            if may_depart and not any(sink.fd in poller for sink in sinks.values()):
+                may_depart = False
+                self._await_departure()
         if "exit" not in self._messages:
-            _await_end_of(self._init, GRACE_SECONDS)
+            self._await_end_of_init()
         self._said = self._answer.said() if talk is None else parsed(talk.last_words())
         self.refused, self._refused = self._said.why, self._said.refused
         for sink in sinks.values():
             sink.drain()  # every writer has ended, so the pipe holds all the remaining output
         self.irrevocable = talk is not None and talk.answered
         return None
+
+    def _find_guest(self) -> None:
+        launch = self.launch  # an engine that hosts the program inside says goodbye in another way
+        if launch.leaves_nothing and not self._inner_root and isinstance(launch.program, PythonCode):
+            if not isinstance(launch.root.layers, mount_plan.ThrowAway):
+                return
+            from agent_sandbox.runtime.process import departure  # only Python code departs
+
+            self._guest = departure.find_guest(self._cgroup, self._init)
+
+    def _await_departure(self) -> None:
+        if not self._killed and "exit" not in self._messages:
+            from agent_sandbox.runtime.process import departure
+
+            self._departure = departure.await_departure(self._cgroup, self._init, self._guest, SCRATCH[0])
+            if self._departure is not None:
+                self._messages["exit"] = self._departure.report()
 
     def _take_message(self) -> bool:
         try:
@@ -467,9 +508,9 @@ class ProcessGuest:
         wall, said = time.monotonic() - self._began, self._messages.get("exit")
         if said is not None and self._granted:  # init measures the time since it last received a deadline
             said = {**said, "wall": wall - self._waited}
-        end = _exit_of(
+        end = exit_of(
             said,
-            self._cgroup.usage(),
+            self._cgroup.usage() if self._departure is None else self._departure.used,
             full=self._outgrown(),
             cut=any(sink.cut for sink in sinks.values()),
             killed=self._killed,
@@ -499,7 +540,12 @@ class ProcessGuest:
             while "exit" not in self._messages and self._take_message():
                 continue
         if "exit" not in self._messages:
-            _await_end_of(self._init, GRACE_SECONDS)
+            self._await_end_of_init()
+
+    def _await_end_of_init(self) -> None:
+        from agent_sandbox.runtime.process import departure
+
+        departure.await_end_of(self._init, GRACE_SECONDS)
 
     def ended(self) -> Exit:
         """Return the end of a guest that ended between two turns."""
@@ -513,12 +559,16 @@ class ProcessGuest:
         self.settle()
         if self._observer is not None:
             self._observer.close()
+        if self.checkpoints is not None:
+            self.checkpoints.close()
         self._line.close()
         if self.doors is not None:
             self.doors.close()
         left = (self.layers, self._full, self._terminal, self._stdin, self.inward, *self._outputs.values())
         self.layers, self._full, self._terminal, self._stdin, self.inward, self._outputs = None, None, None, None, None, {}
         wire.close_all([fd for fd in left if fd is not None])
+        if self._departure is not None:
+            self.when_departed(self._departure.process)
         if not self._keeper.done(self._line.number):
             self._cgroup.remove()
         self.when_closed()
@@ -536,61 +586,3 @@ def _nothing() -> None:
 
 def _completed(end: Exit, sinks: dict[str, Sink]) -> Completed:
     return Completed(end, sinks["stdout"].kept(), sinks["stderr"].kept() if "stderr" in sinks else b"")
-
-
-def _exit_of(
-    ended: dict[str, Any] | None, used: cgroups.GroupUsage, *, full: bool, cut: bool, killed: str, fuel: int | None, wall: float
-) -> Exit:
-    """Return how a run ended.
-
-    `ended` is init's report; None if init was killed. `full` says that the layers exceeded their limit, `cut` that output was dropped.
-    `killed` is why we ended the run, or empty. `fuel` is the limit on fuel. `wall` is the duration as measured here."""
-    hit = [*(ended["hit"] if ended else ()), *(["disk"] if full else [])]
-    hit += sorted(used.hit.difference(hit))
-    if cut:
-        hit.append("output")
-    status = ended["status"] if ended else 9
-    number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
-    reason = ExitReason(ended["reason"]) if ended else ExitReason.KILLED
-    if reason is ExitReason.EXITED and number is not None:
-        reason = ExitReason.SIGNALLED
-    if used.oom_kills and (number == 9 or not ended) and reason in (ExitReason.SIGNALLED, ExitReason.KILLED):
-        reason = ExitReason.OUT_OF_MEMORY
-    if full:
-        reason = ExitReason.DISK_LIMIT
-    if reason is ExitReason.KILLED and killed and killed != "killed":
-        reason = ExitReason(killed)
-    burnt = ended["fuel"] if ended else None
-    if reason is ExitReason.SIGNALLED and burnt is not None and fuel is not None and burnt >= fuel:
-        reason = ExitReason.FUEL_LIMIT
-        hit.append("fuel")
-    if reason is ExitReason.CPU_LIMIT and "cpu" not in hit:
-        hit.append("cpu")
-    if reason is ExitReason.OUT_OF_MEMORY and "memory" not in hit:
-        hit.append("memory")
-    usage = Usage(
-        # If init ended the run at its deadline, its measurement is the best. A run that ends by itself may end before init has received the
-        # start time, so our own measurement counts.
-        wall_seconds=ended["wall"] if ended and reason is ExitReason.TIMED_OUT else wall,
-        cpu_seconds=used.cpu_seconds or (ended["cpu"] if ended else 0.0),
-        peak_memory_bytes=used.peak_memory_bytes or (ended["memory"] if ended else 0),
-        peak_processes=used.peak_processes,
-        fuel=burnt,
-    )
-    return Exit(128 + number if number is not None else os.WEXITSTATUS(status), reason, number, tuple(hit), usage)
-
-
-def _await_end_of(init: int, seconds: float) -> None:
-    """Wait at most `seconds` for the end of an init that was killed. The kernel then kills all processes of its pid namespace."""
-    if not init:
-        return
-    try:
-        handle = os.pidfd_open(init)
-    except OSError:  # gone altogether
-        return
-    try:
-        poller = select.poll()
-        poller.register(handle, select.POLLIN)
-        poller.poll(seconds * 1000)
-    finally:
-        os.close(handle)

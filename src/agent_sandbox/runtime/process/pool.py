@@ -1,18 +1,20 @@
 """A pool of guests that were made in advance, are confined, and wait for their program. Each is used once. They make runs start faster.
 
 A shelf holds guests for one kind of launch: the same view, limits, permissions and preloaded modules. What differs between runs of a kind
-(program, environment, input, working directory, wall time, conversation) reaches a guest only when the guest is used. A thread refills the
-shelves that are in use. If a run finds its shelf empty, the thread keeps more guests there. It clears a shelf that no run has used lately.
-When no shelf is left, the thread ends.
+(program, environment, input, working directory, wall time, conversation) reaches a guest only when the guest is used. Threads refill the
+shelves that are in use. A run that finds its shelf empty takes the next guest that is being made for it, or makes its own; and the shelf
+keeps one guest more than runs were under way then. A shelf that no run has used lately is cleared. When no shelf is left, the threads end.
 """
 
 from __future__ import annotations
 
+import functools
 import marshal
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 from agent_sandbox._fast.values import dataclass, field, replace
 from agent_sandbox.errors import SandboxError
@@ -25,6 +27,7 @@ IDLE_SECONDS = 30.0  # a shelf that no run has used for this time is cleared
 CALM_SECONDS = 2.0  # a shelf that was not empty for this time wants one guest fewer
 HECTIC_SECONDS = 0.2  # for this time after a run found an empty shelf, the next guest is made at once, beside the runs
 LOOK_SECONDS = 1.0  # between two checks of waiting guests: something outside may have killed one
+MAKERS = 2  # guests made at once: half of the time the kernel waits, to move a process into its cgroup
 POLITE_SECONDS = 0.003  # pause after a run before the next guest is made, so that the caller goes on first
 
 
@@ -35,6 +38,9 @@ class _Shelf:
     launch: Launch
     wanted: int = 0
     guests: deque[ProcessGuest] = field(default_factory=deque)
+    making: int = 0  # guests that the pool is making for it
+    awaited: int = 0  # runs that wait for one of these
+    running: int = 0  # runs that are under way
     used: float = 0.0
     empty_at: float = 0.0  # when a run last found this shelf empty
     eased_at: float = 0.0  # when `wanted` was last reduced
@@ -48,39 +54,47 @@ class Pool:
         self._most = most
         self._shelves: dict[tuple[bytes, bytes], _Shelf] = {}
         self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
+        self._makers: set[threading.Thread] = set()
         self._pause = 0.0
         self._closed = False
 
-    def take(self, launch: Launch) -> ProcessGuest | None:
-        """Return a waiting guest for this launch, or None. Also has another guest made for the next launch of this kind."""
+    def take(self, launch: Launch) -> ProcessGuest:
+        """Return a guest for this launch, and have another made for the next launch of this kind. Raises as making a guest does."""
         key = kind_of(launch)
         if key is None:
-            return None
+            return self._make(launch)
         dead: list[ProcessGuest] = []
         with self._changed:
             shelf = self._shelves.get(key)
             if shelf is None:
                 shelf = self._shelves[key] = _Shelf(_without_secrets(launch))
             shelf.used = time.monotonic()
-            guest = shelf.guests.popleft() if shelf.guests else None
-            while guest is not None and not guest.waiting:  # somebody killed it
-                dead.append(guest)
-                guest = shelf.guests.popleft() if shelf.guests else None
+            shelf.running += 1
+            guest = _first_alive(shelf, dead)
             if guest is None:
                 shelf.empty_at = shelf.used
-                shelf.wanted = min(shelf.wanted + 1, self._most)
+                shelf.wanted = min(max(shelf.wanted, shelf.running + (shelf.wanted > 0)), self._most)
             calm = guest is not None and shelf.used - shelf.empty_at > HECTIC_SECONDS
             if not calm:  # runs come fast: make the next guest during this run, on another core
                 self._tend()
+            while guest is None and shelf.making > shelf.awaited and not self._closed:
+                shelf.awaited += 1
+                self._changed.wait()
+                shelf.awaited -= 1
+                guest = _first_alive(shelf, dead)
         for gone in dead:
             gone.close()
-        if guest is not None and calm:
-            guest.when_closed = self._run_has_ended
+        try:
+            guest = self._make(launch) if guest is None else guest
+        except BaseException:
+            self._run_has_ended(shelf)
+            raise
+        guest.when_closed = functools.partial(self._run_has_ended, shelf)
         return guest
 
-    def _run_has_ended(self) -> None:
+    def _run_has_ended(self, shelf: _Shelf) -> None:
         with self._changed:
+            shelf.running -= 1
             self._tend(after=POLITE_SECONDS)
 
     @property
@@ -93,17 +107,19 @@ class Pool:
         """End all waiting guests."""
         with self._changed:
             self._closed = True
-            thread = self._thread
+            makers = list(self._makers)
             self._changed.notify_all()
-        if thread is not None:
-            thread.join()
+        for maker in makers:
+            maker.join()
 
     def _tend(self, *, after: float = 0.0) -> None:
-        """Wake the thread that refills the shelves, after `after` seconds. The caller holds the lock."""
+        """Wake the threads that refill the shelves, after `after` seconds. The caller holds the lock."""
         self._pause = after
-        if self._thread is None and not self._closed:
-            self._thread = threading.Thread(target=self._keep_tending, name="agent-sandbox-pool", daemon=True)
-            self._thread.start()
+        lacking = sum(shelf.wanted - len(shelf.guests) - shelf.making for shelf in self._shelves.values())
+        if not self._closed and len(self._makers) < min(MAKERS, max(lacking, 1)):
+            maker = threading.Thread(target=self._keep_tending, name="agent-sandbox-pool", daemon=True)
+            self._makers.add(maker)
+            maker.start()
         self._changed.notify_all()
 
     def _keep_tending(self) -> None:
@@ -113,10 +129,12 @@ class Pool:
                 shelf = None if self._closed else self._most_wanting()
                 idle = shelf is None and not surplus
                 if idle:
-                    if self._closed or not self._shelves:
-                        self._thread = None
+                    if self._closed or not self._shelves or len(self._makers) > 1:  # the last one stays, to clear
+                        self._makers.discard(threading.current_thread())
                         return
                     self._changed.wait(min(LOOK_SECONDS, CALM_SECONDS))
+                if shelf is not None:
+                    shelf.making += 1
             if idle:
                 time.sleep(self._pause)
                 continue
@@ -147,32 +165,46 @@ class Pool:
 
     def _most_wanting(self) -> _Shelf | None:
         """Return the shelf to refill next: the one used last of those that lack guests. None if there is none or the pool is full."""
-        if sum(len(shelf.guests) for shelf in self._shelves.values()) >= self._most:
+        if sum(len(shelf.guests) + shelf.making for shelf in self._shelves.values()) >= self._most:
             return None
-        lacking = [shelf for shelf in self._shelves.values() if len(shelf.guests) < shelf.wanted]
+        lacking = [shelf for shelf in self._shelves.values() if len(shelf.guests) + shelf.making < shelf.wanted]
         return max(lacking, key=lambda shelf: shelf.used, default=None)
 
     def _fill(self, shelf: _Shelf) -> None:
+        guest: ProcessGuest | None = None
         try:
-            guest = self._make(shelf.launch)
-        except (SandboxError, OSError):
+            with suppress(SandboxError, OSError):
+                guest = self._make(shelf.launch)
+        finally:
             with self._changed:
-                shelf.wanted = 0  # the next run of this kind makes its own guest, and reports the error
-            return
-        with self._changed:
-            if shelf.wanted and not self._closed:
-                shelf.guests.append(guest)
-                return
-        guest.close()
+                shelf.making -= 1
+                kept = guest is not None and shelf.wanted > 0 and not self._closed
+                if guest is None:
+                    shelf.wanted = 0  # the next run of this kind makes its own guest, and reports the error
+                elif kept:
+                    shelf.guests.append(guest)
+                self._changed.notify_all()  # runs that wait for it
+        if guest is not None and not kept:
+            guest.close()
+
+
+def _first_alive(shelf: _Shelf, dead: list[ProcessGuest]) -> ProcessGuest | None:
+    """Take the first guest that still waits; None if there is none. Those that somebody killed are added to `dead`."""
+    while shelf.guests:
+        guest = shelf.guests.popleft()
+        if guest.waiting:
+            return guest
+        dead.append(guest)
+    return None
 
 
 def kind_of(launch: Launch) -> tuple[bytes, bytes] | None:
     """Return the kind of a launch, as a key; None if its guest cannot be made beforehand.
 
     These launches have no kind: with a terminal, whose size belongs to the run; with stored layers, which one run at a time locks; with
-    copies of files, which are made at the start of the run; and with an observer, which must be attached from the beginning.
+    copies of files, which are made at the start of the run; and with an observer or checkpoints, which must be there from the beginning.
     """
-    if launch.terminal is not None or launch.observe or not isinstance(launch.root.layers, ThrowAway):
+    if launch.terminal is not None or launch.observe or launch.checkpoints or not isinstance(launch.root.layers, ThrowAway):
         return None
     if any(type(step) is Copies for step in launch.root.steps):
         return None

@@ -23,6 +23,7 @@ from agent_sandbox.kernel.mount_plan import (
     Tmpfs,
 )
 from agent_sandbox.policy.model import MIB, Guarantee, Limits
+from agent_sandbox.runtime import network_packages
 from agent_sandbox.runtime.base import ExitReason, Launch, PythonCode, Support
 
 if TYPE_CHECKING:
@@ -63,7 +64,6 @@ def connect(port):
 only_loopback = [name for _, name in socket.if_nameindex()] == ["lo"]
 print("egress-only", only_loopback and connect(80) and refused(lambda: connect(81)))
 """
-_NETWORK_PACKAGES = ("cryptography", "h2")
 
 
 def probe(runtime: ProcessRuntime) -> Support:
@@ -85,18 +85,16 @@ def probe(runtime: ProcessRuntime) -> Support:
         why = f"the guest that was to look around ended with {completed.exit.code} ({completed.exit.reason.value}): {said}"
         return Support(runtime.traits.name, frozenset(), {Guarantee.FILES_CONFINED.value: why})
     support = _support(runtime.traits.name, seen)
-    why = _without_doors(runtime)
+    why = why_no_network(runtime)
     if not why:
         return replace(support, guarantees=support.guarantees | {Guarantee.EGRESS_ONLY})
     return replace(support, missing={**support.missing, Guarantee.EGRESS_ONLY.value: why})
 
 
-def _without_doors(runtime: ProcessRuntime) -> str:
+def why_no_network(runtime: ProcessRuntime) -> str:
     """Return why no run can have a network here; empty if one can. Launches a guest that looks for its door."""
-    from importlib.util import find_spec  # only to probe
-
-    if lacking := [name for name in _NETWORK_PACKAGES if find_spec(name) is None]:
-        return f"{' and '.join(lacking)} is missing (the extra `network`): pip install {' '.join(lacking)}"
+    if lacking := network_packages.missing(network_packages.NEEDED):
+        return f"packages of the extra `network` are not installed: {', '.join(lacking)}"
     try:
         with runtime.launch(replace(trial(_SETUP + _LOOK_FOR_DOORS), network=(80,))) as guest:
             completed = guest.wait()

@@ -1,4 +1,4 @@
-"""The streams between the supervisor and a guest: output up to its limit, input as fast as the guest reads, and the guest's final report.
+"""The streams between the supervisor and a guest: output up to its limit, input as fast as the guest reads, and the reports at the end.
 
 No buffer here grows with what a guest writes. Bytes beyond the limit are read and dropped, so that a program that prints too much can still
 finish its work. A run that never stops printing is ended.
@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import os
 import select
-import socket
 import stat
 import sys
-from collections.abc import Callable
-from contextlib import suppress
 
+from agent_sandbox._fast.contexts import suppress
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.kernel import ids
 from agent_sandbox.kernel.wire import INPUTS, READY, REFUSAL_BYTES, REPORT_BYTES
-from agent_sandbox.runtime.base import DEVNULL, Launch
+from agent_sandbox.runtime.base import DEVNULL, Exit, ExitReason, Launch, Usage
 
 if TYPE_CHECKING:
-    from typing import Literal
+    import socket
+    from collections.abc import Callable
+    from typing import Any, Literal
+
+    from agent_sandbox.kernel.cgroups import GroupUsage
 
 CHUNK = 65536
 PATIENCE_BYTES = 64 << 20  # a run that prints more than this and 16 times its limit is ended
@@ -261,3 +263,43 @@ def parsed(words: bytes) -> GuestReport:
         return GuestReport()
     code, _, why = words[:REFUSAL_BYTES].decode(errors="replace").partition(" ")
     return GuestReport(b"", int(code) if code.isascii() and code.isdigit() and len(code) < 4 else 126, why or "it could not be started")
+
+
+def exit_of(ended: dict[str, Any] | None, used: GroupUsage, *, full: bool, cut: bool, killed: str, fuel: int | None, wall: float) -> Exit:
+    """Return how a run ended.
+
+    `ended` is init's report; None if init was killed. `full` says that the layers exceeded their limit, `cut` that output was dropped.
+    `killed` is why we ended the run, or empty. `fuel` is the limit on fuel. `wall` is the duration as measured here."""
+    hit = [*(ended["hit"] if ended else ()), *(["disk"] if full else [])]
+    hit += sorted(used.hit.difference(hit))
+    if cut:
+        hit.append("output")
+    status = ended["status"] if ended else 9
+    number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+    reason = ExitReason(ended["reason"]) if ended else ExitReason.KILLED
+    if reason is ExitReason.EXITED and number is not None:
+        reason = ExitReason.SIGNALLED
+    if used.oom_kills and (number == 9 or not ended) and reason in (ExitReason.SIGNALLED, ExitReason.KILLED):
+        reason = ExitReason.OUT_OF_MEMORY
+    if full:
+        reason = ExitReason.DISK_LIMIT
+    if reason is ExitReason.KILLED and killed and killed != "killed":
+        reason = ExitReason(killed)
+    burnt = ended["fuel"] if ended else None
+    if reason is ExitReason.SIGNALLED and burnt is not None and fuel is not None and burnt >= fuel:
+        reason = ExitReason.FUEL_LIMIT
+        hit.append("fuel")
+    if reason is ExitReason.CPU_LIMIT and "cpu" not in hit:
+        hit.append("cpu")
+    if reason is ExitReason.OUT_OF_MEMORY and "memory" not in hit:
+        hit.append("memory")
+    usage = Usage(
+        # If init ended the run at its deadline, its measurement is the best. A run that ends by itself may end before init has received the
+        # start time, so our own measurement counts.
+        wall_seconds=ended["wall"] if ended and reason is ExitReason.TIMED_OUT else wall,
+        cpu_seconds=used.cpu_seconds or (ended["cpu"] if ended else 0.0),
+        peak_memory_bytes=used.peak_memory_bytes or (ended["memory"] if ended else 0),
+        peak_processes=used.peak_processes,
+        fuel=burnt,
+    )
+    return Exit(128 + number if number is not None else os.WEXITSTATUS(status), reason, number, tuple(hit), usage)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import _thread  # all that is needed here of `threading`, which a program with one thread need not load
 import os
-from collections.abc import Callable
 
 from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.errors import LaunchFailed, RuntimeUnavailable
@@ -18,6 +17,8 @@ from agent_sandbox.runtime.process.guest_handle import ProcessGuest
 from agent_sandbox.runtime.process.zygote import Zygote
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from agent_sandbox.runtime.process.pool import Pool
 
 # What every launch enforces by construction: on a host that cannot, the launch fails. MEMORY_HARD too, but only where there is a cgroup
@@ -80,6 +81,8 @@ class ProcessRuntime:
         """Start without zygotes and waiting guests. A fork of the application calls this, too: those it has belong to the parent."""
         self._zygotes: dict[tuple[str, ...] | None, Zygote] = {}
         self._lock = _thread.allocate_lock()
+        self._departed: list[int] = []  # pidfds of guests that have departed, and perhaps not ended
+        self._awaiting = _thread.allocate_lock()
         self._pool = self._new_pool()
 
     def _new_pool(self) -> Pool | None:
@@ -128,20 +131,30 @@ class ProcessRuntime:
         if isinstance(launch.program, JavaScriptCode) and "javascript" not in self.traits.brings:
             why = f"the {name} runtime has no interpreter of JavaScript in its guests"
             raise RuntimeUnavailable(why, missing=("javascript",), hint="launch a Script for Node.js instead")
-        guest = self._pool.take(launch) if self._pool is not None else None
-        if guest is None:
-            guest = self._make(launch)
+        guest = self._pool.take(launch) if self._pool is not None else self._make(launch)
         try:
             if launch.on_ready:
                 confined = Confined(guest.init, guest.layers, guest.doors, guest.inward)
                 guest.doors = guest.inward = None
                 for tell in launch.on_ready:
                     tell(confined)
+            self._await_departed()
+            guest.when_departed = self._departed.append
             guest.begin(launch)
         except BaseException:
             guest.close()
             raise
         return guest
+
+    def _await_departed(self) -> None:
+        """Wait until nothing is left of the runs that have departed. The kernel needs about a millisecond for one."""
+        if not self._departed:
+            return
+        from agent_sandbox.runtime.process import departure
+
+        with self._awaiting:
+            while self._departed:
+                departure.await_end(self._departed.pop())
 
     def _make(self, launch: Launch) -> ProcessGuest:
         """Make a guest for this launch, confined and waiting for its program."""
@@ -169,6 +182,7 @@ class ProcessRuntime:
         """
         with self._lock:
             pool, self._pool = self._pool, self._new_pool()
+        self._await_departed()
         if pool is not None:
             pool.close()  # first: the pool's thread may be making a guest, and would start another zygote
         with self._lock:

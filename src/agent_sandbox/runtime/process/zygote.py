@@ -12,21 +12,24 @@ import errno
 import itertools
 import marshal
 import os
-import resource
 import select
-import socket
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
-from functools import cached_property
 
+from agent_sandbox._fast.contexts import suppress
+from agent_sandbox._fast.functions import cached_property
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.errors import LaunchFailed, PolicyError, RuntimeUnavailable, SandboxError
 from agent_sandbox.kernel import wire
-from agent_sandbox.kernel.wire import DONE, REST, START, WATCH
+from agent_sandbox.kernel.wire import DONE, REST, STAGE, START, WATCH
+from agent_sandbox.runtime.process.mask_shelf import MaskShelf
 
 if TYPE_CHECKING:
+    import socket
+    from collections.abc import Sequence
+
     from agent_sandbox.kernel.cgroups import Hierarchy
+else:
+    from agent_sandbox._fast import sockets as socket
 
 # Numeric libraries start a thread per core on import. A fork has only one thread, so a product of two matrices would wait there for ever.
 _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
@@ -70,6 +73,7 @@ class Zygote:
         self._open: set[int] = set()
         self._failure: SandboxError | None = None  # why the zygote never came up, for all threads that wait for it
         self.came_up = self._closing = False
+        self.masks = MaskShelf(lasting=words is not None)
 
     @cached_property
     def hierarchies(self) -> tuple[Hierarchy, ...]:
@@ -124,6 +128,18 @@ class Zygote:
         finally:
             os.close(tell)
         return told
+
+    def stage(self, number: int) -> socket.socket:
+        """Make the keeper start the stagehand of a run with checkpoints. Returns the link to it. Raises OSError."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            _send(self._link, marshal.dumps((STAGE, number)), [theirs.fileno()])
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        return ours
 
     def put_to_rest(self, number: int, image: str, backing: tuple[int, int]) -> None:
         """Make the keeper return the unused disk blocks of an image to the disk, after the run that uses it. Raises OSError."""
@@ -182,6 +198,7 @@ class Zygote:
         if self._process < 0:
             return
         self._link.close()
+        self.masks.close()
         if wait:
             self._ends_within(None)
         os.close(self._process)
@@ -204,6 +221,8 @@ def _send(link: socket.socket, order: bytes, descriptors: Sequence[int]) -> None
     except OSError as error:
         if error.errno != errno.ETOOMANYREFS:
             raise
+        import resource  # hardly ever needed
+
         # The kernel compares the number with the sender's limit (see `rlimits.make_room_for_descriptors`), so we raise ours for this call.
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -259,10 +278,10 @@ def _fork(link: socket.socket, supervisor: int) -> int:
             os.dup2(nothing, standard)
         wire.close_others((link.fileno(), supervisor))
         from agent_sandbox.kernel import keeper, seccomp  # here, because the supervisor does not wait for the fork
-        from agent_sandbox.runtime.guest import entry
+        from agent_sandbox.runtime.guest import native
 
         seccomp.compile_filter(processes=True, execute=True, system=False)
-        keeper.serve(link, supervisor, entry.run)
+        keeper.serve(link, supervisor, native.run)
     finally:
         os._exit(0)
 

@@ -8,9 +8,12 @@ What guests of one zygote share: the address-space layout and the seed of string
 
 from __future__ import annotations
 
+import contextlib  # noqa: F401  # this and the next of its kind: most programs in Python need it, and find it loaded
+import functools  # noqa: F401
 import gc
 import importlib
 import os
+import signal  # noqa: F401
 import socket
 import sys
 
@@ -44,6 +47,7 @@ def main() -> None:
             return
     for processes in (True, False):
         seccomp.compile_filter(processes=processes, execute=processes, system=False)
+    compile("", "", "exec")  # the first call makes a hundred types, which every guest would make again: 1 ms
     gc.collect()
     gc.freeze()  # a collection in a guest would touch, and so copy, every object of the zygote
     gc.disable()  # in the zygote and in every init, which make no cycles; a guest turns it on before its program comes

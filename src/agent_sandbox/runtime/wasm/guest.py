@@ -23,7 +23,7 @@ import wasmtime
 from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.kernel import wire
 from agent_sandbox.kernel.wire import FAREWELL, FAREWELL_FD, INPUTS, JAVASCRIPT, NOT_COUNTED, SCRIPT, SCRIPTS
-from agent_sandbox.runtime.guest.entry import enter, refuse, write_script
+from agent_sandbox.runtime.guest.native import enter, refuse, write_script
 from agent_sandbox.runtime.guest_rpc import codec
 from agent_sandbox.runtime.guest_rpc.client import Speaker
 from agent_sandbox.runtime.wasm.javascript.interpreter import Broken, QuickJS, prelude

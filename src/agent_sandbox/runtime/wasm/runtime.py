@@ -255,6 +255,7 @@ def missing_means(demands: Demands) -> str:
         (demands.inspect, "watch over reads"),
         (demands.observe, "observer"),
         (demands.inward, "server that a published port could lead to"),
+        (demands.checkpoints, "state that can be kept in a timeline"),
     ):
         if wanted:
             return f"it has no {name}"

@@ -8,14 +8,16 @@ to them.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
 
-from agent_sandbox._fast.values import dataclass
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.kernel import elf
 from agent_sandbox.policy.model import ProgramRules
 from agent_sandbox.policy.paths import contains
 from agent_sandbox.policy.programs import LINE_SHELLS, covers, interprets, is_pattern
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 # Program directories of any machine, in addition to PATH.
 STANDARD = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/games", "/usr/local/games", "/snap/bin")

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
-from functools import lru_cache
 
-from agent_sandbox._fast.values import dataclass, field, replace
+from agent_sandbox._fast.functions import lru_cache
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, field, replace
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.kernel import mountinfo
 from agent_sandbox.kernel.mount_plan import (
@@ -39,7 +37,12 @@ from agent_sandbox.kernel.mount_plan import (
 from agent_sandbox.kernel.mountinfo import Mount
 from agent_sandbox.policy.model import FileRules
 from agent_sandbox.policy.paths import Beneath, Glob, Tree, ancestors, anchor, contains
-from agent_sandbox.workspace.view.executables import Executables
+from agent_sandbox.workspace.view.observations import Observations, entries_of, kind_behind, writable_directories_of_others
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from agent_sandbox.workspace.view.executables import Executables
 
 # New for each run. The machine's own content is shown there only if the rules or the project name it.
 PRIVATE = ("/tmp", "/run", "/dev", "/proc", "/sys")
@@ -89,6 +92,7 @@ class Draft:
     rules: FileRules
     scratch: int
     steps: list[Step] = field(default_factory=list)
+    disk: Observations = field(default_factory=Observations)
     overlays: list[Overlay] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -102,12 +106,14 @@ def plan_view(
     project: str | None = None,
     scratch_bytes: int = 256 << 20,
     executables: Executables | None = None,
+    disk: Observations | None = None,
 ) -> MountPlan:
     """Return the mount plan for these rules on this machine. With `executables`, only these files can be executed in the view.
 
+    `disk` remembers what the plan rests on: while it holds, the same arguments give the same plan. This is not so for a plan with copies.
     Raises PolicyError for a rule that no view can enforce.
     """
-    plan = Draft(host, rules, scratch_bytes)
+    plan = Draft(host, rules, scratch_bytes, disk=disk or Observations())
     if rules.read and any(isinstance(pattern, Tree | Beneath) and pattern.path == "/" for pattern in rules.allowed):
         _whole_machine(plan, project)
     else:
@@ -167,21 +173,18 @@ def _show_tree(plan: Draft, path: str, shown: Sequence[str], *, writable: bool) 
 
     If links lead to a single file, the view also gets each link and the file, at their own paths, unless a tree in `shown` contains them.
     """
-    real = os.path.realpath(path)
-    try:
-        mode = os.stat(real).st_mode
-    except OSError:
-        return
-    if stat.S_ISREG(mode):
+    real = plan.disk.real(path)
+    kind = plan.disk.ask(kind_behind, real)
+    if kind == stat.S_IFREG:
         for place, parent in _on_the_way(path):
             if not plan.rules.bars(place) and (place == path or not any(contains(tree, place) for tree in shown)):
                 _copy_file(plan, place, parent, writable=writable)
-    elif stat.S_ISDIR(mode) and (plan.host.privileged or not _mounted_below(plan.host, real)):
+    elif kind == stat.S_IFDIR and (plan.host.privileged or not _mounted_below(plan.host, real)):
         _show(plan, path, source=real, writable=writable)
         for mount in _mounted_below(plan.host, real):
             if mount.fstype not in mountinfo.PSEUDO:
                 _show(plan, path + mount.target[len(real) :], source=mount.target, writable=writable, required=False)
-    elif stat.S_ISDIR(mode):
+    elif kind == stat.S_IFDIR:
         _split(plan, real, None)
 
 
@@ -214,35 +217,32 @@ def _copy_file(plan: Draft, place: str, parent: str, *, writable: bool) -> None:
 
 def _split(plan: Draft, directory: str, project: str | None) -> None:
     """Show each entry of a directory by itself. Rootless, a directory with mounts below it cannot be a single overlay layer."""
-    try:
-        entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
-    except PermissionError:
-        entries = []  # the guest could not list it either
-    except FileNotFoundError:
+    entries = plan.disk.ask(entries_of, directory)
+    if entries is None:
         return  # gone since its parent was read
     plan.steps.append(Directory(directory))
     targets = {mount.target: mount for mount in plan.host.mounts}
-    for entry in entries:
-        mount = targets.get(entry.path)
-        if entry.path in PRIVATE or (mount is not None and mount.fstype in mountinfo.PSEUDO):
+    for name, kind, found in entries:
+        path = f"{directory.rstrip('/')}/{name}"
+        mount = targets.get(path)
+        if path in PRIVATE or (mount is not None and mount.fstype in mountinfo.PSEUDO):
             continue
-        if entry.is_symlink():
-            with suppress(FileNotFoundError):  # gone since its parent was read, too
-                plan.steps.append(Symlink(entry.path, os.readlink(entry.path)))
-        elif entry.is_dir(follow_symlinks=False):
-            if not os.access(entry.path, os.R_OK | os.X_OK):
-                plan.steps.append(Directory(entry.path))
-            elif _mounted_below(plan.host, entry.path):
-                _split(plan, entry.path, project)
+        if isinstance(found, str):
+            plan.steps.append(Symlink(path, found))
+        elif kind == stat.S_IFDIR:
+            if not found:
+                plan.steps.append(Directory(path))
+            elif _mounted_below(plan.host, path):
+                _split(plan, path, project)
             else:
-                _show(plan, entry.path, required=project is not None and contains(entry.path, project))
-        elif entry.is_file(follow_symlinks=False) and os.access(entry.path, os.R_OK):
-            plan.steps.append(Bind(entry.path, entry.path, required=False))
+                _show(plan, path, required=project is not None and contains(path, project))
+        elif found:
+            plan.steps.append(Bind(path, path, required=False))
 
 
 def _show(plan: Draft, target: str, *, source: str = "", writable: bool | None = None, required: bool = True) -> None:
     source = source or target
-    if os.path.isfile(source):  # a file mounted over a file, as container engines do with /etc/resolv.conf
+    if plan.disk.ask(kind_behind, source) == stat.S_IFREG:  # a file mounted over a file, as container engines do with /etc/resolv.conf
         plan.steps.append(Bind(source, target, required=required))
         return
     plan.overlays.append(
@@ -285,8 +285,9 @@ def _make_room_in_copies(plan: Draft) -> None:
 
 
 def _copy(plan: Draft, directory: str) -> None:
-    real = os.path.realpath(directory)
-    if not os.path.isdir(real) or any(isinstance(step, Copies) and contains(step.target, directory) for step in plan.steps):
+    real = plan.disk.real(directory)
+    copied = any(isinstance(step, Copies) and contains(step.target, directory) for step in plan.steps)
+    if copied or plan.disk.ask(kind_behind, real) != stat.S_IFDIR:
         return
     entries = _select(plan.rules, real, directory) if plan.rules.read else ()
     plan.overlays[:] = [overlay for overlay in plan.overlays if not contains(directory, overlay.target)]
@@ -328,32 +329,34 @@ def _in_order(steps: list[Step], overlays: list[Overlay]) -> Iterator[Step]:
 def _hide(plan: Draft, needs: Needs) -> None:
     """Hide denied and secret paths at every place that leads to them. A needed tree below a hidden path gets an overlay of its own."""
     hidden: dict[str, bool] = {}  # path: whether the directory itself stays, emptied
-    places = _Places(plan.host)
+    places = _Places(plan.host, plan.disk)
     for path, stays in _hidden_paths(plan.rules):
         for place in places.of(path):
             hidden[place] = hidden.get(place, False) or stays
-    real_needed = {tree: real for tree in needs.trees if os.path.isdir(real := os.path.realpath(tree))}
+    trees = {tree: plan.disk.real(tree) for tree in needs.trees}
+    real_needed = {tree: real for tree, real in trees.items() if plan.disk.ask(kind_behind, real) == stat.S_IFDIR}
     kept = [tree for tree, real in real_needed.items() if any(above in hidden for above in ancestors(real))]
     for file in needs.files:
         hidden.pop(file, None)
-    files = [path for path in needs.files if _needs_a_bind(path, hidden, plan.steps, [real_needed[tree] for tree in kept])]
+    files = [path for path in needs.files if _needs_a_bind(plan, path, hidden, [real_needed[tree] for tree in kept])]
     masks: dict[str, list[PathMask]] = {}
     room: dict[str, list[str]] = {}  # mount points below hidden directories
     room_for_files: dict[str, list[str]] = {}
+    showing, above_overlays = _by_source(plan.overlays), {above for overlay in plan.overlays for above in ancestors(overlay.source)}
     for path in sorted(hidden, key=lambda path: path.count("/")):
-        inside = [real_needed[tree] for tree in kept if contains(path, real_needed[tree])]
-        files_inside = [file for file in files if contains(path, file)]
-        for overlay in list(plan.overlays):
-            if path == overlay.source:
-                plan.overlays.remove(overlay)
-                plan.steps.append(Directory(overlay.target))
-            elif contains(path, overlay.source):  # a filesystem mounted below a hidden path
-                plan.overlays.remove(overlay)
-            elif contains(overlay.source, path):
-                start = len(overlay.source.rstrip("/")) + 1
-                masks.setdefault(overlay.target, []).append(PathMask(path[start:], hidden[path] or bool(inside or files_inside)))
+        inside = [real_needed[tree] for tree in kept if contains(path, real_needed[tree])] if kept else []
+        files_inside = [file for file in files if contains(path, file)] if files else []
+        if path in above_overlays:
+            _drop_overlays(plan, path)
+            showing = _by_source(plan.overlays)
+        for overlay in (overlay for above in ancestors(path)[1:] for overlay in showing.get(above, ())):
+            start = len(overlay.source.rstrip("/")) + 1
+            masks.setdefault(overlay.target, []).append(PathMask(path[start:], hidden[path] or bool(inside or files_inside)))
+            if inside:
                 room.setdefault(overlay.target, []).extend(tree[start:] for tree in inside)
+            if files_inside:
                 room_for_files.setdefault(overlay.target, []).extend(file[start:] for file in files_inside)
+    own = {real_needed[tree] for tree in kept}
     plan.overlays[:] = [
         replace(
             each,
@@ -362,7 +365,7 @@ def _hide(plan: Draft, needs: Needs) -> None:
             files=tuple(dict.fromkeys(room_for_files.get(each.target, ()))),
         )
         for each in plan.overlays
-        if each.source not in {real_needed[tree] for tree in kept}
+        if each.source not in own
     ]
     for real in dict.fromkeys(real_needed[tree] for tree in kept):
         plan.overlays.append(Overlay(real, real, quote_target(real), writable=False))
@@ -370,10 +373,24 @@ def _hide(plan: Draft, needs: Needs) -> None:
     plan.steps[:] = _without_hidden_files(plan.steps, hidden, needs.files)
 
 
-def _needs_a_bind(path: str, hidden: dict[str, bool], steps: Sequence[Step], kept: Sequence[str]) -> bool:
+def _by_source(overlays: Iterable[Overlay]) -> dict[str, list[Overlay]]:
+    sources: dict[str, list[Overlay]] = {}
+    for overlay in overlays:
+        sources.setdefault(overlay.source, []).append(overlay)
+    return sources
+
+
+def _drop_overlays(plan: Draft, hidden: str) -> None:
+    """Drop the overlays of a hidden path, which leave an empty directory, and of filesystems mounted below it."""
+    plan.steps += [Directory(overlay.target) for overlay in plan.overlays if overlay.source == hidden]
+    plan.overlays[:] = [overlay for overlay in plan.overlays if not contains(hidden, overlay.source)]
+
+
+def _needs_a_bind(plan: Draft, path: str, hidden: dict[str, bool], kept: Sequence[str]) -> bool:
     """Return whether a needed file is below a hidden directory and not shown yet. `kept` are needed trees that stay shown."""
-    shown = any(contains(tree, path) for tree in kept) or any(isinstance(step, Bind) and step.target == path for step in steps)
-    return not shown and os.path.isfile(path) and any(above in hidden for above in ancestors(path))
+    shown = any(contains(tree, path) for tree in kept) or any(isinstance(step, Bind) and step.target == path for step in plan.steps)
+    is_file = not shown and plan.disk.ask(kind_behind, path) == stat.S_IFREG
+    return is_file and any(above in hidden for above in ancestors(path))
 
 
 def _without_hidden_files(steps: Sequence[Step], hidden: dict[str, bool], needed: Sequence[str]) -> Iterator[Step]:
@@ -396,18 +413,9 @@ def _stand_in_for_others(plan: Draft) -> None:
     fail. Only directories right below the top of an overlay are covered: finding all such directories would take a walk through the
     machine.
     """
-    me = os.geteuid()
     for index, overlay in enumerate(plan.overlays):
-        if overlay.writable:
-            with suppress(OSError), os.scandir(overlay.source) as entries:
-                names = tuple(
-                    entry.name
-                    for entry in entries
-                    if entry.is_dir(follow_symlinks=False)
-                    and entry.stat(follow_symlinks=False).st_uid != me
-                    and os.access(entry.path, os.W_OK | os.X_OK)
-                )
-                plan.overlays[index] = replace(overlay, stand_ins=names)
+        if overlay.writable and (names := plan.disk.ask(writable_directories_of_others, overlay.source)):
+            plan.overlays[index] = replace(overlay, stand_ins=names)
 
 
 def _hidden_paths(rules: FileRules) -> Iterator[tuple[str, bool]]:
@@ -421,22 +429,30 @@ def _hidden_paths(rules: FileRules) -> Iterator[tuple[str, bool]]:
 class _Places:
     """Finds all paths to an entry: its own path, the real path behind links, and the paths where its filesystem is mounted again."""
 
-    def __init__(self, host: MachineFacts) -> None:
+    def __init__(self, host: MachineFacts, disk: Observations) -> None:
         devices = [mount.device for mount in host.mounts if mount.fstype not in mountinfo.PSEUDO]
         self._table = mountinfo.MountTable(host.mounts) if len(devices) != len(set(devices)) else None
-        self._directories: dict[str, str] = {}  # real paths; hundreds of masks lie in a handful of directories
+        self._disk = disk
+        self._aliases: dict[str, list[str] | None] = {}  # of directories; hundreds of masks lie in a handful of them
 
     def of(self, path: str) -> Iterator[str]:
         if path == "/":
             raise PolicyError("denying / leaves nothing to run in", hint="deny less, or allow nothing at all")
         head, _, name = path.rpartition("/")
-        if head not in self._directories:
-            self._directories[head] = os.path.realpath(head or "/").rstrip("/")
-        named = f"{self._directories[head]}/{name}"
-        for place in (named, os.path.realpath(named)) if os.path.islink(named) else (named,):
-            yield place
-            if self._table is not None:
-                yield from self._table.aliases(place)
+        named = f"{self._disk.real(head).rstrip('/')}/{name}"
+        yield from self._everywhere(named)
+        if self._disk.kind(named) == stat.S_IFLNK:
+            yield from self._everywhere(self._disk.real(named))
+
+    def _everywhere(self, path: str) -> Iterator[str]:
+        yield path
+        if self._table is None:
+            return
+        head, _, name = path.rpartition("/")
+        if head not in self._aliases:
+            self._aliases[head] = self._table.aliases_of_entries(head or "/")
+        aliases = self._aliases[head]
+        yield from self._table.aliases(path) if aliases is None else (f"{alias.rstrip('/')}/{name}" for alias in aliases)
 
 
 def _select(rules: FileRules, directory: str, shown_as: str) -> tuple[str, ...]:
