@@ -12,7 +12,8 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from agent_sandbox.ledger.encoding import decode, encode, is_suspicious, sealed
+from agent_sandbox._fast.encoding import Seal
+from agent_sandbox.ledger.encoding import decode, encode, is_suspicious, last_place, place, sealed, spell
 from agent_sandbox.ledger.event import LONGEST_TEXT, Cut, Event, Intent, OutcomeEvent, RefusalEvent, Torn
 from tests.ledger.samples import SEAL, intent
 
@@ -96,3 +97,47 @@ def test_changing_any_byte_of_a_line_is_noticed(data: st.DataObject) -> None:
     if changed != line:
         with pytest.raises(ValueError, match=r"entry|hash"):
             decode(changed)
+
+
+plain = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**62), 2**62)
+    | st.floats(-1e18, 1e18)
+    | st.text(st.characters(max_codepoint=127), max_size=50),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), inner, max_size=4),
+    max_leaves=10,
+)
+
+
+@given(st.dictionaries(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), plain, max_size=4))
+@example({"deep": {"list": [1, "a", None, [True, 1.5, {}]], "empty": []}, "number": -0.0, "text": '\x7f"\\'})
+def test_facts_with_nothing_to_replace_are_spelt_as_json_spells_them(facts: dict[str, Any]) -> None:
+    assume(not is_suspicious(repr(facts)))
+    event = OutcomeEvent(3, "done", facts)
+    expected = json.dumps(vars(event), separators=(",", ":")).replace("\x7f", "\\u007f")
+    assert spell(event) == f'"kind":"outcome","event":{expected}'
+
+
+@pytest.mark.parametrize("name", [1, 1.0, True, None])
+def test_a_name_that_is_no_text_is_refused_also_after_the_same_as_text(name: object) -> None:
+    spell(OutcomeEvent(1, "done", {"true": 1, "None": 1}))
+    with pytest.raises(ValueError, match="fact"):
+        spell(OutcomeEvent(1, "done", {"inner": {name: 1}}))  # type: ignore[dict-item]
+
+
+def test_the_last_line_is_placed_without_looking_at_those_before() -> None:
+    lines = [encode(number, 0.0, "0" * 64, intent("x"), SEAL)[0] for number in (1, 2)]
+    assert last_place(b"".join(lines), SEAL) == place(lines[1][:-1])
+    assert last_place(b"the end of a line\n" + lines[0], SEAL) == place(lines[0][:-1])
+    assert last_place(lines[0], SEAL) is None, "it may have begun earlier"
+    assert last_place(b"\n" + lines[0], Seal(b"another")) is None
+
+
+@given(st.data())
+def test_a_last_line_with_any_byte_changed_has_no_place(data: st.DataObject) -> None:
+    line = b"\n" + encode(1, 0.0, "0" * 64, intent("x"), SEAL)[0]
+    at, byte = data.draw(st.integers(1, len(line) - 1)), data.draw(st.integers(0, 255))
+    changed = line[:at] + bytes([byte]) + line[at + 1 :]
+    assert last_place(changed, SEAL) is None or changed == line
+    assert last_place(line[:at], SEAL) is None, "nor has one that is cut"

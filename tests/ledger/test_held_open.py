@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import threading
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +16,8 @@ from agent_sandbox.errors import LedgerBroken
 from agent_sandbox.ledger.chain import closed, entries
 from agent_sandbox.ledger.verify import evidence, examine
 from agent_sandbox.ledger.writer import Ledger
-from tests.ledger.samples import exit_code, filled, in_child, intent, ledger_at, write_many
+from tests.ledger.samples import exit_code, filled, in_child, intent, ledger_at, notes_in, write_many
+from tests.patience import stretched
 
 
 def whole(ledger: Ledger) -> bool:
@@ -76,6 +79,23 @@ def test_a_ledger_that_is_cut_meanwhile_is_not_continued(tmp_path: Path) -> None
             ledger.record(intent())
 
 
+@pytest.mark.parametrize("part", [b"outsider", b'"seq":4'])
+def test_what_another_has_written_is_not_continued_once_it_was_changed(tmp_path: Path, part: bytes) -> None:
+    ledger, other = filled(tmp_path / "ledger", 3), ledger_at(tmp_path / "ledger")
+    with ledger.held():
+        other.record(intent("outsider"))
+        content = Path(ledger.path).read_bytes()
+        assert content.count(part) == 1
+        with open(ledger.path, "r+b") as file:  # in place: the held file is the same one
+            file.write(content.replace(part, part[:-1] + b"7"))
+        with pytest.raises(LedgerBroken, match="was changed"):
+            ledger.record(intent())
+        with open(ledger.path, "r+b") as file:
+            file.write(content)
+        assert ledger.record(intent()).sequence == 5
+    assert whole(ledger)
+
+
 def test_a_forked_child_shares_neither_lock_nor_files(tmp_path: Path) -> None:
     ledger = filled(tmp_path / "ledger", 1)
     with ledger.held():
@@ -119,6 +139,26 @@ def test_a_holder_that_is_killed_while_its_child_lives_leaves_no_lock(tmp_path: 
         os.close(reader)
         os.close(writer)
     assert whole(ledger)
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_who_finds_the_lock_taken_for_long_sleeps_until_it_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: bool) -> None:
+    ledger, asleep, flock = filled(tmp_path / "ledger", 1), threading.Event(), fcntl.flock
+
+    def tell(descriptor: int, operation: int) -> None:
+        if operation == fcntl.LOCK_EX:  # may wait
+            asleep.set()
+        flock(descriptor, operation)
+
+    with open(ledger.path, "rb") as taken, ledger.held() if held else nullcontext():
+        flock(taken, fcntl.LOCK_EX)
+        monkeypatch.setattr(fcntl, "flock", tell)
+        thread = threading.Thread(target=partial(write_many, ledger, 1, 1))
+        thread.start()
+        assert asleep.wait(stretched(60)) and len(notes_in(ledger.path)) == 1
+        flock(taken, fcntl.LOCK_UN)
+        thread.join()
+    assert whole(ledger) and len(notes_in(ledger.path)) == 2
 
 
 def test_threads_take_turns(tmp_path: Path) -> None:

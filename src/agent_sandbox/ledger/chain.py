@@ -16,16 +16,16 @@ beginning are either named in the chain, or were removed by someone else.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
 
+from agent_sandbox._fast.contexts import ExitStack, contextmanager, suppress
 from agent_sandbox._fast.encoding import Seal, sha256
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.errors import LedgerBroken
-from agent_sandbox.ledger.encoding import UnknownForm, decode, looks_whole, place, sealed
+from agent_sandbox.ledger.encoding import UnknownForm, decode, last_place, looks_whole, place, sealed
 from agent_sandbox.ledger.event import Entry, Gap, Rotated, Torn
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
     from typing import BinaryIO
 
 START = "0" * 64  # the hash before the first entry
@@ -69,6 +69,8 @@ def find_head(descriptor: int, size: int, seal: Seal) -> Head:
     while True:
         start = size - length
         tail = os.pread(descriptor, length, start)
+        if last := last_place(tail, seal):
+            return Head(*last, size)
         position = len(tail)
         while position > 0:
             line_start = tail.rfind(b"\n", 0, position) + 1
@@ -295,7 +297,7 @@ def _opened_at_once(path: str) -> list[BinaryIO] | None:
     """Open all files of a ledger; None if the set of files changed meanwhile."""
     names = files(path)
     with ExitStack() as stack, suppress(FileNotFoundError):
-        open_files: list[BinaryIO] = [stack.enter_context(open(each, "rb")) for each in names]
+        open_files: list[BinaryIO] = [stack.enter_context(open(each, "rb")) for each in names]  # noqa: SIM115
         is_current = not open_files or names[-1] != path or os.path.samestat(os.fstat(open_files[-1].fileno()), os.stat(path))
         if is_current and files(path) == names:
             stack.pop_all()

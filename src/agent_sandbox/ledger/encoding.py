@@ -19,11 +19,11 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from _collections_abc import Mapping, Sequence  # and not `collections.abc`, which loads `collections`
 from itertools import pairwise
 
-from agent_sandbox._fast.encoding import Seal, as_json, sha256
+from agent_sandbox._fast.encoding import Seal, as_json, quoted, sha256
+from agent_sandbox._fast.functions import lru_cache
 from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.ledger.event import KINDS, LONGEST_TEXT, Cut, Entry, Event, cut, fits
 
@@ -177,24 +177,35 @@ class UnknownForm(ValueError):
 
 
 def encode(sequence: int, time: float, previous: str, event: Event, seal: Seal) -> tuple[bytes, str, str]:
-    """Return the line of an entry, with its newline, and the entry's hash and seal.
+    """Return the line of an entry, with its newline, and the entry's hash and seal. Raises as `spell` does."""
+    return put_in_place(sequence, time, previous, spell(event), seal)
+
+
+def spell(event: Event) -> str:
+    """Return the part of an event's line that does not depend on its place in the chain: the kind and the facts.
 
     Raises `ValueError` for facts of an unknown type or name: our mistake, not the guest's.
     """
     facts: Mapping[str, Any] = vars(event)
-    if _is_plain(facts):
-        body = as_json(facts)
-    else:
+    try:
+        body = _plainly_spelt(facts)
+    except _NotPlain:
         facts = without_secrets(facts)
         body = as_json({name: wrapped(value) for name, value in facts.items()})
     if len(body) > LONGEST_FIELD:
         body = as_json({name: _bounded(wrapped(value)) for name, value in facts.items()})
-    payload = f'{{"seq":{sequence},"time":{time!r},"prev":"{previous}","kind":"{event.kind}","event":{body}}}'.encode("ascii")
-    if b"\x7f" in payload:  # DEL is the one control character that JSON does not escape
-        payload = payload.replace(b"\x7f", b"\\u007f")
-    digest = _hashed(payload)
+    if "\x7f" in body:  # DEL is the one control character that JSON does not escape
+        body = body.replace("\x7f", "\\u007f")
+    return f'"kind":"{event.kind}","event":{body}'
+
+
+def put_in_place(sequence: int, time: float, previous: str, spelt: str, seal: Seal) -> tuple[bytes, str, str]:
+    """Return the line of an entry at its place in the chain, with its newline, and the entry's hash and seal."""
+    text = f'{{"seq":{sequence},"time":{time!r},"prev":"{previous}",{spelt}'.encode("ascii")
+    digest = _hashed(text)
+    digest.update(b"}")
     name, mark = digest.hexdigest(), sealed(digest.digest(), seal)
-    return b'%b,"$hash":"%b","$seal":"%b"}\n' % (payload[:-1], name.encode(), mark.encode()), name, mark
+    return text + _ending(name, mark), name, mark
 
 
 def _hashed(data: bytes) -> HASH:
@@ -237,6 +248,25 @@ def place(line: bytes) -> tuple[int, str, str]:
     return int(number), digest, mark
 
 
+def last_place(tail: bytes, seal: Seal) -> tuple[int, str, str] | None:
+    """Return number, hash and seal of the entry in the last line of these bytes, if it is whole and sealed with this key; else None.
+
+    None says nothing about the line, which may begin before these bytes: `place` tells what is wrong. This checks as much, and faster.
+    """
+    start = tail.rfind(b"\n", 0, -1) + 1
+    number = tail[start + len(_SEQUENCE_FIELD) : start + len(_SEQUENCE_FIELD) + _MOST_DIGITS + 1].partition(b",")[0]
+    if not (start and tail.startswith(_SEQUENCE_FIELD, start) and number.isdigit() and len(number) <= _MOST_DIGITS):
+        return None
+    digest = _hashed(tail[start : _TAIL_AT - 1])
+    digest.update(b"}")
+    name, mark = digest.hexdigest(), sealed(digest.digest(), seal)
+    return (int(number), name, mark) if tail.endswith(_ending(name, mark)) else None
+
+
+def _ending(name: str, mark: str) -> bytes:
+    return f',"$hash":"{name}","$seal":"{mark}"}}\n'.encode("ascii")
+
+
 def looks_whole(line: bytes) -> bool:
     """Return whether a line ends like an entry. A torn write never does; a line that was changed later may."""
     return (
@@ -257,35 +287,54 @@ def _checked(line: bytes) -> tuple[str, str]:
     return digest, line[_SEAL_AT : -len(_END)].decode()
 
 
-def _is_plain(value: Any) -> bool:
-    """Return whether JSON can carry a value unchanged, with nothing to wrap, cut or replace. Nearly every value qualifies.
+class _NotPlain(Exception):
+    """JSON cannot carry a value unchanged, or something in it must be wrapped, cut or replaced."""
 
-    Plain loops for speed: every entry passes here.
+
+def _plainly_spelt(value: Any) -> str:
+    """Return a value as JSON if nothing in it has to be wrapped, cut or replaced, as in nearly every event; else raise `_NotPlain`.
+
+    One pass checks and spells, with plain loops for speed: every entry passes here.
     """
     kind = type(value)
     if kind is dict:
-        for name in value:
-            if type(name) is not str or not _is_name(name):
-                return False
-        value = value.values()
-    elif kind is not list and kind is not tuple:
-        return _is_plain_item(value)
-    for item in value:
-        kind = type(item)
-        if kind is str:
-            if len(item) > LONGEST_TEXT or not item.isascii() or is_suspicious(item):
-                return False
-        elif kind is dict or kind is list or kind is tuple:
-            if not _is_plain(item):
-                return False
-        elif not _is_plain_item(item):
-            return False
-    return True
+        fields: list[str] = []
+        for name, item in value.items():
+            if type(name) is not str:  # before the cache, in which 1, 1.0 and True are one key
+                raise _NotPlain
+            kind = type(item)
+            if kind is str:
+                fields.append(_plain_name(name) + _plain_text(item))
+            elif kind is int and -_BIGGEST < item < _BIGGEST:
+                fields.append(_plain_name(name) + repr(item))
+            else:
+                fields.append(_plain_name(name) + _plainly_spelt(item))
+        return f"{{{','.join(fields)}}}"
+    if kind is list or kind is tuple:
+        return f"[{','.join([_plain_text(item) if type(item) is str else _plainly_spelt(item) for item in value])}]"
+    if kind is str:
+        return _plain_text(value)
+    if kind is bool:
+        return "true" if value else "false"
+    if value is None:
+        return "null"
+    if (kind is int and -_BIGGEST < value < _BIGGEST) or (kind is float and abs(value) < _BIGGEST):
+        return repr(value)
+    raise _NotPlain
 
 
-def _is_plain_item(value: Any) -> bool:
-    kind = type(value)
-    return kind is bool or value is None or (kind is int and -_BIGGEST < value < _BIGGEST) or (kind is float and abs(value) < _BIGGEST)
+@lru_cache(maxsize=1024)  # words, names and directories recur
+def _plain_text(text: str) -> str:
+    if len(text) > LONGEST_TEXT or not text.isascii() or is_suspicious(text):
+        raise _NotPlain
+    return quoted(text)
+
+
+@lru_cache(maxsize=256)  # there are a few dozen names
+def _plain_name(text: str) -> str:
+    if not _is_name(text):
+        raise _NotPlain
+    return f"{quoted(text)}:"
 
 
 def _bounded(value: Any) -> Any:
@@ -317,7 +366,6 @@ def wrapped(value: object) -> Any:
     raise ValueError(f"not a fact: {value!r:.80}")
 
 
-@lru_cache(maxsize=256)  # there are a few dozen names
 def _is_name(text: str) -> bool:
     return text.isascii() and text.replace("-", "_").isidentifier() and not text.startswith("-")
 

@@ -8,7 +8,7 @@ The log, the exports and the audit view share the summary, so that they agree.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from _collections_abc import Mapping, Sequence  # and not `collections.abc`, which loads `collections`
 
 from agent_sandbox._fast.encoding import sha256
 from agent_sandbox._fast.values import TYPE_CHECKING, assert_never, dataclass, field
@@ -34,7 +34,7 @@ _ACTIONS = {
 _FLOWS = ("flow", "repeated", "lost", "intent", "published", "visited", "turned-away", "capability")  # of the network of a run
 _OBSERVED = ("file", "process", "network")  # observations from a run that is watched closely
 CATEGORIES = (
-    *("process", "code", "promotion", "tool", "file", "network", "capability", "approval", "elevation", "outcome", "ledger"),
+    *("process", "code", "promotion", "tool", "file", "network", "capability", "approval", "elevation", "experiment", "outcome", "ledger"),
     *("action", "unknown"),  # of entries that this version does not know, or that were too long to keep
 )
 LEVELS = ("debug", "info", "warning", "error", "critical")  # mildest first

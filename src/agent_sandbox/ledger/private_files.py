@@ -17,8 +17,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from contextlib import suppress
 
+from agent_sandbox._fast.contexts import suppress
 from agent_sandbox._fast.encoding import Seal
 from agent_sandbox._fast.values import dataclass
 from agent_sandbox.errors import LedgerBroken

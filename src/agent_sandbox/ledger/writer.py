@@ -16,19 +16,20 @@ import errno
 import fcntl
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+import time
 
+from agent_sandbox._fast.contexts import contextmanager, suppress
 from agent_sandbox._fast.encoding import Seal
 from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.errors import LedgerUnavailable
 from agent_sandbox.ledger import chain, private_files
 from agent_sandbox.ledger.chain import Head, closed_directory, closed_name, find_head, first_sequence, kept, torn_at
-from agent_sandbox.ledger.encoding import encode
+from agent_sandbox.ledger.encoding import encode, put_in_place, spell
 from agent_sandbox.ledger.event import Checkpoint, Entry, Event, Gap, Intent, OutcomeEvent, Rotated
 from agent_sandbox.ledger.private_files import ANCHOR, make_private, missing_entries, sync_directory
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
     from typing import Final
 
 
@@ -40,6 +41,8 @@ KEPT_BYTES: Final = 1 << 30  # closed files beyond this total are removed, oldes
 _FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _CONTINUE = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 _REPLACE = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+_AT_ONCE = fcntl.LOCK_EX | fcntl.LOCK_NB
+_MOMENT = 50_000  # nanoseconds; an entry holds the lock for some ten microseconds
 _LOOK_SECONDS = 0.01  # how long a held file is trusted to be the current one
 
 
@@ -83,13 +86,14 @@ class Ledger:
 
     def record_all(self, events: Sequence[Event], *, lasting: bool = False) -> list[Entry]:
         """Append several events with no other entry between them. If this raises, some of them may have been recorded."""
+        spelt = [(event, spell(event)) for event in events]  # before the lock, for which others wait
         try:
             seal, held = self._ready(), self._held
-            if held is not None and held.ours and (entries := self._through(held, seal, events, lasting)) is not None:
+            if held is not None and held.ours and (entries := self._through(held, seal, spelt, lasting)) is not None:
                 return entries
             descriptor = self._opened(seal)
             try:
-                return self._append(descriptor, os.lseek(descriptor, 0, os.SEEK_END), self._clock(), seal, events, lasting)
+                return self._append(descriptor, os.lseek(descriptor, 0, os.SEEK_END), self._clock(), seal, spelt, lasting)
             finally:
                 os.close(descriptor)  # also releases the lock
         except OSError as error:
@@ -132,7 +136,7 @@ class Ledger:
                 if gap is not None or head.remains or not head.sequence:
                     raise LedgerUnavailable("the ledger has no last entry that could be signed", hint="record something first")
                 signed = sign(self.keys, head.sequence, head.hash)
-                self._append(descriptor, size, self._clock(), seal, (signed,), lasting=True)
+                self._append(descriptor, size, self._clock(), seal, [(signed, spell(signed))], lasting=True)
                 return signed
             finally:
                 os.close(descriptor)
@@ -180,7 +184,7 @@ class Ledger:
             descriptor = os.open(self.path, _FLAGS, 0o600)
         result: int | None = None
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            _lock(descriptor)
             # lseek raises on a FIFO.
             small = os.lseek(descriptor, 0, os.SEEK_END) < self._segment_bytes
             result = descriptor if small else self._rotated(descriptor, seal)
@@ -212,7 +216,7 @@ class Ledger:
             raise
         return new
 
-    def _through(self, held: OpenLedger, seal: Seal, events: Sequence[Event], lasting: bool) -> list[Entry] | None:
+    def _through(self, held: OpenLedger, seal: Seal, events: Sequence[tuple[Event, str]], lasting: bool) -> list[Entry] | None:
         """Append events through the files held open; None, without appending, if the file must be rotated first or does not exist."""
         now = self._clock()
         with held.lock:
@@ -233,19 +237,25 @@ class Ledger:
         size: int,
         now: float,
         seal: Seal,
-        events: Sequence[Event],
+        events: Sequence[tuple[Event, str]],
         lasting: bool,
         held: OpenLedger | None = None,
     ) -> list[Entry]:
+        """Append events, each given with its spelling, to the file that is open and locked as `descriptor` and `size` bytes long."""
         # Not `list[Event]()`: it looks up a missing attribute on the list, which takes as long as the seal.
         before: list[Event] = []
         entries: list[Entry] = []
         lines: list[bytes] = []
         seen, mark = self._seen, ""
-        if seen is not None and seen[1] == size and self._is_still_the_end(descriptor, held):
+        # A file that was held since this object's last entry needs no look: nobody else has appended, or it would be longer.
+        if (
+            seen is not None
+            and seen[1] == size
+            and ((held is not None and seen[5] is held.opening) or _ends_with(descriptor, size, seen[4]))
+        ):
             file, sequence, previous = seen[0], seen[2], seen[3]
         else:
-            file, _ = _identity(descriptor)
+            file = _identity(descriptor)[0] if held is None else held.identity
             head, gap = self._head(descriptor, file, size, seal)
             sequence, previous = head.sequence, head.hash
             lines += () if head.line_ended else (b"\n",)
@@ -253,9 +263,9 @@ class Ledger:
                 before, sequence, previous = [gap], gap.last, head.hash if head.sequence else gap.hash
             elif head.remains:
                 before = [torn_at(head.end, head.remains)]
-        for event in (*before, *events) if before else events:
+        for event, spelt in (*((each, spell(each)) for each in before), *events) if before else events:
             sequence += 1
-            line, digest, mark = encode(sequence, now, previous, event, seal)
+            line, digest, mark = put_in_place(sequence, now, previous, spelt, seal)
             entries.append(Entry(sequence, now, previous, digest, event, mark))
             lines.append(line)
             previous = digest
@@ -263,17 +273,6 @@ class Ledger:
         _write_all(descriptor, text)
         self._settle(descriptor, file, size + len(text), sequence, previous, mark, lasting, held, is_new=not size)
         return entries[len(before) :] if before else entries
-
-    def _is_still_the_end(self, descriptor: int, held: OpenLedger | None) -> bool:
-        """Return whether the last entry of the file is still the entry that this object wrote last. Compares the seal, which is unique.
-
-        A file that was held since that entry needs no check. `stat` is not used: after a stat, the kernel records finer timestamps for the
-        file, which costs more.
-        """
-        seen = self._seen
-        if seen is None or (held is not None and seen[5] is held.opening):
-            return seen is not None
-        return os.pread(descriptor, len(seen[4]) + 3, seen[1] - len(seen[4]) - 3) == f'{seen[4]}"}}\n'.encode()
 
     def _settle(
         self,
@@ -315,10 +314,34 @@ class Ledger:
         )
 
 
+def _lock(descriptor: int) -> None:
+    """Lock a file. Ask again for a moment before going to sleep: to fall asleep and be woken takes as long as three entries."""
+    give_up = 0
+    while True:
+        try:
+            fcntl.flock(descriptor, _AT_ONCE)
+            return
+        except BlockingIOError:
+            now = time.monotonic_ns()
+            give_up = give_up or now + _MOMENT
+            if now >= give_up:
+                break
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+
 def _write_all(descriptor: int, data: bytes) -> None:
     written = os.write(descriptor, data)
     while written < len(data):
         written += os.write(descriptor, data[written:])
+
+
+def _ends_with(descriptor: int, size: int, mark: str) -> bool:
+    """Return whether the last entry of a file has this seal, which is unique.
+
+    `stat` is not used: after a stat, the kernel records finer timestamps for the file, which costs more.
+    """
+    ending = f'{mark}"}}\n'.encode()
+    return os.pread(descriptor, len(ending), size - len(ending)) == ending
 
 
 def _identity(descriptor: int) -> tuple[tuple[int, int], int]:
@@ -361,7 +384,7 @@ class OpenLedger:
         Raises OSError, and holds no lock, if there is no file at the path.
         """
         while True:
-            fcntl.flock(self.file, fcntl.LOCK_EX)
+            _lock(self.file)
             try:
                 size = os.lseek(self.file, 0, os.SEEK_END)
                 # stat(2) costs more than all the rest: after it, the kernel records finer timestamps for the file.
