@@ -11,8 +11,9 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 
+from agent_sandbox._fast.collector import uncollected
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, field, replace
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.recover import Leaving, UnderWay, let_go, not_let_go
@@ -25,6 +26,7 @@ from agent_sandbox.policy.paths import contains
 from agent_sandbox.policy.secrets import own_places
 from agent_sandbox.workspace import protected
 from agent_sandbox.workspace.changes import Change, ChangeSet, Contents, Kind, place_of
+from agent_sandbox.workspace.contents import Mixed
 from agent_sandbox.workspace.diff.compare import MachineFiles
 from agent_sandbox.workspace.digests import ContentDigests, checked, digest_of
 from agent_sandbox.workspace.drift import MovedOn, judge
@@ -54,28 +56,6 @@ if TYPE_CHECKING:
 LARGEST_MERGED = 8 << 20  # bytes of one file; beyond it a side is chosen or it stays a conflict
 
 OpenBase = Callable[[Base], int]
-
-
-class Mixed:
-    """The new contents of changed files, from the sandbox or from a merge. Implements `changes.Contents`."""
-
-    def __init__(self, sandbox: Contents) -> None:
-        self.sandbox = sandbox
-        self._made: dict[str, bytes] = {}
-
-    def put(self, path: str, content: bytes) -> None:
-        """Set the merged content of the file at `path`."""
-        self._made[path] = content
-
-    def open_file(self, change: Change) -> int:
-        """See `Contents`."""
-        if change.path not in self._made:
-            return self.sandbox.open_file(change)
-        fd = os.memfd_create("merged", os.MFD_CLOEXEC)
-        with open(os.dup(fd), "wb") as file:
-            file.write(self._made[change.path])
-        os.lseek(fd, 0, os.SEEK_SET)
-        return fd
 
 
 def _read(node: Node | None, open_it: Callable[[], int], most: int) -> bytes | None:
@@ -247,9 +227,10 @@ class PromotionProposal:
     @cached_property
     def _plan(self) -> Plan:
         # With the digests that are shown: other content cannot be written.
-        tree, digests = self.tree or self.root, self.hashes.by_path()
-        classes = {**self.classes, tree: self.classes.get(self.root, frozenset())}  # those of the whole set
-        result = plan(self.changes, self.expected, root=tree, classes=classes, approved=self.wanted.approved, digests=digests)
+        with uncollected():
+            tree, digests = self.tree or self.root, self.hashes.by_path()
+            classes = {**self.classes, tree: self.classes.get(self.root, frozenset())}  # those of the whole set
+            result = plan(self.changes, self.expected, root=tree, classes=classes, approved=self.wanted.approved, digests=digests)
         meanings, place = relative_meanings(self.history.meanings, tree), os.path.relpath(self.root, tree) if self.tree else ""
         return replace(result, refused=(*result.refused, *self.history.refused), meanings=meanings, place=place)
 
@@ -331,9 +312,10 @@ def proposed(stored: Stored, policy: Policy, wanted: Wanted, runtime: RuntimeOf)
         checked(wanted.expect)
     if unknown := wanted.approved - protected.CLASSES.keys():
         raise PolicyError(f"there is no protected class {min(unknown)!r}", hint=f"there are: {', '.join(sorted(protected.CLASSES))}")
-    with stored.state.lock(command="promote"), ExitStack() as ends:
+    with stored.state.lock(command="promote"), ExitStack() as ends, ExitStack() as looking:
+        looking.enter_context(uncollected())
         stack, full = stored.open_for_promotion(ends, drops=not wanted.plan)
-        everything, bases = stored.changes_in(stack, policy), stored.bases(stack)
+        everything, bases = stored.changes_in(stack, policy, wanted.progress), stored.bases(stack)
         root = "/" if wanted.system else stored.state.project
         asked_for, caches = selected(everything, stored.state.project, wanted)
         _refuse_unfit(asked_for, own_places(policy.files.masks))
@@ -364,10 +346,10 @@ def proposed(stored: Stored, policy: Policy, wanted: Wanted, runtime: RuntimeOf)
             contents.put(path, content)
         chosen = ChangeSet((*chosen, *history.changes.values()))
         inner = chosen.within(root)
-        expected = look_at(root, inner)
+        if inner != unsettled:  # otherwise all of it was looked at
+            expected = look_at(root, inner)
         around = TreeContext.of(stored.state.project, policy.files, wanted.home)
-        wanted.progress.begin("judging the changes")
-        protection = judge_changes(inner, expected, contents, root=root, around=around)
+        protection = judge_changes(inner, expected, contents, root=root, around=around, progress=wanted.progress)
         classes = {**protection.classes, **history.classes}
         tree = "" if len(inner) == len(chosen) else os.path.commonpath([root, *history.changes])
         if tree:
@@ -376,6 +358,7 @@ def proposed(stored: Stored, policy: Policy, wanted: Wanted, runtime: RuntimeOf)
         records_left = {change.path for change in records} - left
         settled = (*(each.path for each in unsettled if each.path not in left), *sorted(records_left))
         hashes = ContentDigests((*chosen, *already), contents, progress=wanted.progress)
+        looking.close()
         yield PromotionProposal(
             *(root, chosen, contents, wanted, expected, classes, moved, merged, conflicts, everything, settled, caches),
             *(protection.remarks, around, already, hashes, history, tree, full),
@@ -474,8 +457,9 @@ def refuse_unexpected(proposal: PromotionProposal, gate: Gate) -> None:
 def _refuse_unfit(changes: ChangeSet, own: tuple[str, ...]) -> None:
     """Raise `PolicyError` for a path with two changes, which runs under different file rules can make, and for one in our own places."""
     seen: set[str] = set()
+    below = tuple(place.rstrip("/") + "/" for place in own)
     for change in changes:
-        if any(contains(place, change.path) for place in own):
+        if change.path.startswith(below) or change.path in own:
             why = f"{change.path!r} lies in the sandbox's own state, which nothing that ran in a sandbox may write"
             raise PolicyError(why, hint="leave it out: --skip NAME")
         if change.path in seen:
@@ -505,6 +489,7 @@ def carry_out(proposal: PromotionProposal, stored: Stored, gate: Gate, *, detail
         lambda: _written(proposal, stored),
         None if proposal.wanted.plan else _leaving(proposal),
         details,
+        proposal.wanted.progress,
     )
 
 
@@ -521,6 +506,7 @@ def _done(
     deed: Callable[[], Promotion],
     leaving: Leaving | None,
     details: Callable[[], str] = str,
+    progress: Progress = NO_PROGRESS,
 ) -> CarriedOver:
     """Perform a promotion or an undo (`deed`) through the gate, then drop promoted paths (`leaving`) from the layers.
 
@@ -536,6 +522,7 @@ def _done(
         raise
     snapshot = None
     if leaving is not None and (promotion.number or leaving.paths):
+        progress.begin("bringing the sandbox up to date")
         try:
             snapshot = let_go(stored, gate, leaving, promotion.number, promotion.undoes)
         except (SandboxError, OSError) as error:
@@ -565,7 +552,8 @@ def take_back(stored: Stored, gate: Gate, progress: Progress = NO_PROGRESS) -> C
         journal = undo.last(journals := stored.state.promotions)
         number = "" if journal is None else str(journal.number)
         action = Undo(_text(stored.state.project), number)
-        return _done(stored, gate, action, lambda: undo.undo(journals, holder=_holder("undo"), progress=progress), Leaving())
+        deed = partial(undo.undo, journals, holder=_holder("undo"), progress=progress)
+        return _done(stored, gate, action, deed, Leaving(), progress=progress)
 
 
 def _refuse_moved(proposal: PromotionProposal) -> None:

@@ -16,6 +16,7 @@ from agent_sandbox.engine.promote import PromotionProposal, Wanted, history_of, 
 from agent_sandbox.errors import Busy, WorkspaceError
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.workspace.changes import ChangeSet, Contents
+from agent_sandbox.workspace.contents import Mixed
 from agent_sandbox.workspace.diff.compare import (
     EVERYTHING,
     DiffLimits,
@@ -77,14 +78,14 @@ def reviewed(stored: Stored, policy: Policy, wanted: Wanted, runtime: RuntimeOf,
         except Busy as busy:
             why_not = busy.message
         stack = block.enter_context(stored.opened())
-        everything = stored.changes_in(stack, policy)
+        everything = stored.changes_in(stack, policy, wanted.progress)
         selection, _ = selected(everything, stored.state.project, wanted)
         history, _ = history_of(stored, policy, everything, selection, wanted, stack, runtime, block)
         own = ChangeSet(tuple(change for change in selection if change.path not in history.raw))
+        contents, digest = Mixed(stack), ""
         digests: Mapping[str, str] = {}
-        digest = ""
         if mark is not None and hashed and (len(own) or history.facts):
-            hashes = ContentDigests(own, stack, most=MOST_HASHED, progress=wanted.progress)
+            hashes = ContentDigests(own, contents, most=MOST_HASHED, progress=wanted.progress)
             try:
                 digests = hashes.by_path()
                 digest = digest_of(own, digests, history.facts) if hashes.complete else ""
@@ -92,9 +93,9 @@ def reviewed(stored: Stored, policy: Policy, wanted: Wanted, runtime: RuntimeOf,
             except WorkspaceError as error:
                 why_not = error.message
         lock.close()
-        former = Formerly(bases=stored.bases(stack), open_base=stored.open_base)
-        selection, _ = with_history(selection, stack, history)
-        everything, contents = with_history(everything, stack, history)
+        former = Formerly(bases=stored.bases(stack), read_base=stored.read_base)
+        selection, _ = with_history(selection, contents, history)
+        everything, contents = with_history(everything, contents, history)
         yield Review(
             stored, everything, selection, contents, former, digests, digest, mark, why_not or "", history.sentences(), history.classes
         )

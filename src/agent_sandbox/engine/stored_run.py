@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
-from functools import partial
-
+from agent_sandbox._fast.contexts import ExitStack
+from agent_sandbox._fast.functions import partial
 from agent_sandbox._fast.values import TYPE_CHECKING, replace
 from agent_sandbox.engine.attachments import Attachment
 from agent_sandbox.engine.recover import recovered
@@ -14,6 +12,8 @@ from agent_sandbox.kernel.mount_plan import Overlay
 from agent_sandbox.workspace.stored_sandbox import Stored, unseen
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from agent_sandbox.engine.gate import Gate
     from agent_sandbox.engine.work import Outcome
     from agent_sandbox.kernel.mount_plan import Layers

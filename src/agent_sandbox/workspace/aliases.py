@@ -130,7 +130,7 @@ class LinkedNames:
 
     def classes(self, change: Change) -> frozenset[str]:
         """Return the protected classes of a change under its other names. For a link, add the classes of the names that it gives."""
-        if not self._links and not _is_link(change):
+        if not self._links and not is_link(change):
             return frozenset()
         key = self._key(change.path)
         classes: set[str] = set()
@@ -138,7 +138,7 @@ class LinkedNames:
             state = self._state(key)
             classes |= state.classes()
             classes |= _of_system(state, change)
-        if _is_link(change):
+        if is_link(change):
             classes |= self._given(change)
         return frozenset(classes)
 
@@ -261,7 +261,8 @@ class LinkedNames:
         return self._states[key]
 
 
-def _is_link(change: Change) -> bool:
+def is_link(change: Change) -> bool:
+    """Return whether a change makes, changes or removes a symbolic link."""
     return any(node is not None and node.type is EntryType.SYMLINK for node in (change.before, change.after))
 
 

@@ -6,19 +6,21 @@ A promotion leaves noise out unless the user asks for it. A guest chooses the na
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from enum import Enum
 from itertools import pairwise
 
-from agent_sandbox._fast.values import TYPE_CHECKING, Protocol, dataclass
+from agent_sandbox._fast.values import TYPE_CHECKING, Enum, Protocol, dataclass
 from agent_sandbox.policy.paths import contains
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from agent_sandbox.workspace.nodes import Node
 
 _DIRECTORIES = frozenset({"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".npm", "_cacache"})
 _PAIRS = frozenset({("node_modules", ".cache"), (".cache", "pip"), (".cache", "npm"), (".cache", "yarn"), (".cache", "uv")})
+_FIRST = frozenset(first for first, _ in _PAIRS)
 _SCRATCH = ("/tmp", "/var/tmp", "/run", "/var/run", "/var/cache", "/dev/shm")
+_SCRATCH_TREES = tuple(f"{path}/" for path in _SCRATCH)
 
 
 class Kind(Enum):
@@ -95,11 +97,12 @@ class ChangeSet:
 
     def within(self, directory: str) -> ChangeSet:
         """Return the changes at or below a directory."""
-        return ChangeSet(tuple(change for change in self if contains(directory, change.path)))
+        inside = directory.rstrip("/") + "/"
+        return _sorted(tuple(change for change in self if change.path.startswith(inside) or change.path == directory))
 
     def outside(self, directory: str) -> ChangeSet:
         """Return the changes that are neither at nor below a directory."""
-        return ChangeSet(tuple(change for change in self if not contains(directory, change.path)))
+        return _sorted(tuple(change for change in self if not contains(directory, change.path)))
 
     def chosen(self, wanted: Callable[[Change], bool]) -> ChangeSet:
         """Return the wanted changes and the new directories they lie in, without which a file cannot be promoted."""
@@ -114,12 +117,19 @@ class ChangeSet:
             while above in new_directories and above not in taken:
                 taken.add(above)
                 above = above.rpartition("/")[0]
-        return ChangeSet(tuple(change for change in self if change.path in taken))
+        return _sorted(tuple(change for change in self if change.path in taken))
 
     def counts(self) -> dict[Kind, int]:
         """Return the number of changes of each kind that occurs."""
         kinds = [change.kind for change in self]
         return {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
+
+
+def _sorted(changes: tuple[Change, ...]) -> ChangeSet:
+    """Return the change set of changes that are in order already."""
+    result = object.__new__(ChangeSet)
+    result.__dict__["changes"] = changes
+    return result
 
 
 def is_noise(path: str) -> bool:
@@ -128,10 +138,10 @@ def is_noise(path: str) -> bool:
     >>> is_noise("/home/a/app/__pycache__/x.pyc"), is_noise("/home/a/tmp/notes")
     (True, False)
     """
-    if any(path == scratch or path.startswith(scratch + "/") for scratch in _SCRATCH):
+    if path.startswith(_SCRATCH) and f"{path}/".startswith(_SCRATCH_TREES):
         return True
     parts = path.split("/")
-    return not _DIRECTORIES.isdisjoint(parts) or any(pair in _PAIRS for pair in pairwise(parts))
+    return not _DIRECTORIES.isdisjoint(parts) or (not _FIRST.isdisjoint(parts) and any(pair in _PAIRS for pair in pairwise(parts)))
 
 
 def place_of(path: str, project: str) -> str:

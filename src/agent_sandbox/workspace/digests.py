@@ -11,9 +11,11 @@ import errno
 import hashlib  # OpenSSL's is several times faster than the interpreter's own, and files may have gigabytes
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 from agent_sandbox.errors import PolicyError, WorkspaceError
 from agent_sandbox.workspace.changes import Change, Contents
+from agent_sandbox.workspace.contents import SMALLEST_UNREMEMBERED, Mixed, ReadFile
 from agent_sandbox.workspace.nodes import EntryType, next_extent
 from agent_sandbox.workspace.progress import NO_PROGRESS, Progress
 from agent_sandbox.workspace.promotion.plan import LARGEST_BYTES, carried
@@ -22,6 +24,7 @@ MOST_HASHED = 4 << 30  # bytes for one diff: a sparse file costs nothing to make
 SHORTEST = 12  # hexadecimal digits by which a digest may be named
 PRINTED = 32  # of a digest for people; nobody can make other changes with the same 128 bits
 _CHUNK = 1 << 20
+_TOGETHER = 64  # files that are open at a time
 _ZEROS = bytes(_CHUNK)
 _CHANGED = "it has changed since its size was read"
 _FORM = b"agent-sandbox changes 1\n"
@@ -50,7 +53,7 @@ class ContentDigests:
         """Return the digest of each file by path; nothing if there is too much to read. Raises `WorkspaceError` for an unreadable file."""
         if self._known is None and self.complete:
             self._progress.begin("reading the changed files", len(self._files), self._size)
-            self._known = {change.path: self._read(change) for change in self._files}
+            self._known = self._read_all()
         return self._known or {}
 
     @property
@@ -62,15 +65,44 @@ class ContentDigests:
     def _size(self) -> int:
         return sum(change.after.size for change in self._files if change.after is not None)
 
-    def _read(self, change: Change) -> str:
+    def _read_all(self) -> dict[str, str]:
+        """Return the digest of each file by path. Files are opened some at a time: the disk can read one while another is hashed."""
+        digests: dict[str, str] = {}
+        for first in range(0, len(self._files), _TOGETHER):
+            some = self._files[first : first + _TOGETHER]
+            opened: list[int] = []
+            change = some[0]
+            try:
+                for change in some:
+                    opened.append(self._open(change))
+                for change, fd in zip(some, opened, strict=True):
+                    self._progress.advance(files=1)
+                    digests[change.path] = self._hash(change, fd)
+            except OSError as error:
+                what = f"{change.path!r} in the sandbox cannot be read: {error.strerror}"
+                raise WorkspaceError(what, hint="leave it out: --skip, or drop the sandbox: reset") from error
+            finally:
+                for fd in opened:
+                    os.close(fd)
+        return digests
+
+    def _open(self, change: Change) -> int:
         assert self._contents is not None
-        try:
-            self._progress.advance(files=1)
-            return content_digest(change, self._contents, self._progress)
-        except OSError as error:
-            raise WorkspaceError(
-                f"{change.path!r} in the sandbox cannot be read: {error.strerror}", hint="leave it out: --skip, or drop the sandbox: reset"
-            ) from error
+        fd = self._contents.open_file(change)
+        with suppress(OSError):  # only advice
+            os.posix_fadvise(fd, 0, _CHUNK, os.POSIX_FADV_WILLNEED)
+        return fd
+
+    def _hash(self, change: Change, fd: int) -> str:
+        assert change.after is not None
+        size = change.after.size
+        if size >= SMALLEST_UNREMEMBERED or not isinstance(self._contents, Mixed):
+            return _digest_of_open(fd, change, self._progress)
+        content = _small_content(fd, size, change.path)
+        self._progress.advance(size=size)
+        digest = hashlib.sha256(content).hexdigest()
+        self._contents.remember(change.path, ReadFile(content, digest, os.fstat(fd).st_mtime_ns))
+        return digest
 
 
 def content_digest(change: Change, contents: Contents, progress: Progress = NO_PROGRESS) -> str:
@@ -78,18 +110,27 @@ def content_digest(change: Change, contents: Contents, progress: Progress = NO_P
 
     Raises OSError if the file cannot be read, or has another size than when it was listed: a running program could make it endless.
     """
-    size = change.after.size if change.after is not None else 0
     fd = contents.open_file(change)
     try:
-        if size > _CHUNK:
-            return _large_digest(fd, size, change.path, progress)
-        content = os.pread(fd, size + 1, 0)
-        if len(content) > size:
-            raise OSError(errno.ESTALE, _CHANGED, change.path)
-        progress.advance(size=size)
-        return hashlib.sha256(content).hexdigest()
+        return _digest_of_open(fd, change, progress)
     finally:
         os.close(fd)
+
+
+def _digest_of_open(fd: int, change: Change, progress: Progress) -> str:
+    size = change.after.size if change.after is not None else 0
+    if size > _CHUNK:
+        return _large_digest(fd, size, change.path, progress)
+    digest = hashlib.sha256(_small_content(fd, size, change.path)).hexdigest()
+    progress.advance(size=size)
+    return digest
+
+
+def _small_content(fd: int, size: int, path: str) -> bytes:
+    content = os.pread(fd, size + 1, 0)
+    if len(content) > size:
+        raise OSError(errno.ESTALE, _CHANGED, path)
+    return content
 
 
 def _large_digest(fd: int, size: int, path: str, progress: Progress) -> str:

@@ -11,6 +11,7 @@ harmless to show, and on a terminal our escapes have a colour of their own.
 from __future__ import annotations
 
 import unicodedata
+from functools import lru_cache
 from unicodedata import category, east_asian_width, name
 
 # Printable to Unicode, yet shown as nothing or as a blank.
@@ -100,6 +101,7 @@ def _of_word(word: str) -> str:
     return ""
 
 
+@lru_cache(maxsize=1 << 16)  # a change is judged by its name in several places, and directories hold many
 def folded(name: str) -> str:
     """Return one spelling for all names that may be confused with this one."""
     if not name.isascii():

@@ -13,6 +13,8 @@ from __future__ import annotations
 import posixpath
 import stat
 from collections.abc import Callable, Iterable
+from functools import lru_cache
+from itertools import pairwise
 
 from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.policy.paths import contains
@@ -20,6 +22,7 @@ from agent_sandbox.workspace import tool_settings
 from agent_sandbox.workspace.changes import Change, ChangeSet
 from agent_sandbox.workspace.escape import components, folded
 from agent_sandbox.workspace.nodes import EntryType
+from agent_sandbox.workspace.progress import NO_PROGRESS, Progress
 
 if TYPE_CHECKING:
     from typing import Any
@@ -181,6 +184,7 @@ LINKS, GIT, HISTORY, COLLISION, BULK = "links-out", "git-config", "git-history",
 SECRETS, DEPENDENCY, TOOLS, UNEXAMINED = "links-to-secrets", "new-dependency", "tool-config", "unexamined"
 BULK_LIMIT = 100
 _MOST_LINKS = 40  # the kernel's limit
+_NONE: frozenset[str] = frozenset()
 
 # Class names for --approve, each with its reason.
 CLASSES: dict[str, str] = {
@@ -228,14 +232,14 @@ def classes_of(
     node = change.after
     if node is not None and node.type is EntryType.SYMLINK and leaves(change.path, node.target, project, links):
         classes.add(LINKS)
-    name = folded(posixpath.basename(change.path))
+    name = folded(_split(change.path)[1])
     if name in RECORDS and node is not None and node.type is EntryType.DIRECTORY:  # its entries are classified one by one
         classes = (classes - {GIT}) | {HISTORY}
     if name == "agent-sandbox" and (node is None or node.type is not EntryType.DIRECTORY):
         classes.add("policy")  # the directory of a policy file is removed or replaced
-    for each in {name, *also}:
-        parts = tool_settings.parts_of(each)
-        classes.update(kind for kind, part in (parts if texts is not None else parts[:1]) if _differ(change, texts, part))
+    for each in {name, *also} if also else (name,):
+        if parts := tool_settings.parts_of(each):
+            classes.update(kind for kind, part in (parts if texts is not None else parts[:1]) if _differ(change, texts, part))
     return frozenset(classes)
 
 
@@ -251,6 +255,7 @@ def classes_of_all(
     repositories: Iterable[str] = (),
     also: Callable[[str], Iterable[str]] = lambda path: (),
     bulk_limit: int = BULK_LIMIT,
+    progress: Progress = NO_PROGRESS,
 ) -> dict[str, frozenset[str]]:
     """Return the protected classes of each change that has any, by path. Classes of the changes as a whole have the path of the project.
 
@@ -270,14 +275,17 @@ def classes_of_all(
     collisions = _collisions(changes, names)
     around = _Repositories(changes, project, names, frozenset(repositories))
     for change in changes:
-        mine = set(classes_of(change, project, links=links, texts=texts, also=also(change.path))) | below.get(change.path, set())
-        mine |= around.classes(change.path)
+        progress.advance(files=1)
+        path = change.path
+        mine = classes_of(change, project, links=links, texts=texts, also=also(path)) | around.classes(path)
         for judge in judges:
             mine |= judge(change)
-        if change.path in collisions:
-            mine.add(COLLISION)
+        if path in below:
+            mine |= below[path]
+        if path in collisions:
+            mine |= {COLLISION}
         if mine:
-            classes[change.path] = frozenset(mine)
+            classes[path] = mine
     if lost + sum(change.after is None for change in changes) > bulk_limit:
         classes[project] = classes.get(project, frozenset()) | {BULK}
     return classes
@@ -285,26 +293,41 @@ def classes_of_all(
 
 def classes_of_path(path: str) -> frozenset[str]:
     """Return the protected classes that follow from a path alone. The path is relative to the project, or absolute if it lies outside."""
-    parts = components(path.lstrip("/"))
-    if not RECORDS.keys().isdisjoint(parts):
-        at = next(at for at, part in enumerate(parts) if part in RECORDS)
+    directory, _, name = path.lstrip("/").rpartition("/")
+    above, at, around = _directory(directory)
+    names = components(name)
+    if at is None and not RECORDS.keys().isdisjoint(names):
+        at = len(above) + next(at for at, each in enumerate(names) if each in RECORDS)
+    if at is not None:
+        parts = above + names
         return frozenset({_recorded(parts[at], parts[at + 1 :])})
-    classes = set(classes_of_name(parts[-1]))
-    for at in range(len(parts)):
-        for length in (1, 2):
-            if kind := DIRECTORIES.get("/".join(parts[at : at + length])):
-                classes.add(kind)
-    return frozenset(classes)
+    classes = around | classes_of_name(names[-1])
+    if len(names) > 1 or names[0] in DIRECTORIES or (above and f"{above[-1]}/{names[0]}" in DIRECTORIES):
+        classes |= _named_directories((*above[-1:], *names))
+    return classes
+
+
+@lru_cache(maxsize=1 << 12)  # the files of a directory come one after the other
+def _directory(path: str) -> tuple[tuple[str, ...], int | None, frozenset[str]]:
+    """Return the names in a directory's path, folded; the place of the first one that is in `RECORDS`; the classes of what is in it."""
+    parts = components(path) if path else ()
+    return parts, next((at for at, part in enumerate(parts) if part in RECORDS), None), _named_directories(parts)
+
+
+def _named_directories(parts: tuple[str, ...]) -> frozenset[str]:
+    """Return the protected classes of the directories that are in a path, by one name or by two nested ones."""
+    nested = (f"{one}/{other}" for one, other in pairwise(parts))
+    return frozenset(kind for names in (*parts, *nested) if (kind := DIRECTORIES.get(names)))
 
 
 def classes_of_name(name: str) -> frozenset[str]:
     """Return the protected classes that the last name of a path implies. `name` is folded."""
-    classes = {NAMES[name]} if name in NAMES else set()
+    classes = frozenset({NAMES[name]}) if name in NAMES else _NONE
     if name.endswith(_ENDS):
         classes |= {kind for suffix, kind in SUFFIXES.items() if name.endswith(suffix)}
     if name.startswith(_BEGINNINGS):
         classes |= {kind for start, kind in STARTS.items() if name.startswith(start)}
-    return frozenset(classes)
+    return classes
 
 
 def _recorded(system: str, inside: tuple[str, ...]) -> str:
@@ -381,6 +404,12 @@ def _top(path: str, directories: set[str]) -> str:
     return above if above in directories else ""
 
 
+def _split(path: str) -> tuple[str, str]:
+    """Split a normalised absolute path into its directory and its name."""
+    directory, _, name = path.rpartition("/")
+    return directory or "/", name
+
+
 def _below(path: str, project: str) -> str:
     return path[len(project.rstrip("/")) :].lstrip("/") or path if contains(project, path) else path
 
@@ -393,7 +422,7 @@ def _collisions(changes: ChangeSet, names: Names) -> set[str]:
     for change in changes:
         if change.after is None or change.before is not None:
             continue
-        directory, name = posixpath.split(change.path)
+        directory, name = _split(change.path)
         if directory not in spelt:
             spelt[directory] = {folded(each): each for each in names(directory) if f"{directory}/{each}" not in gone}
         if spelt[directory].setdefault(folded(name), name) != name:
@@ -415,15 +444,16 @@ class _Repositories:
         self._new: dict[str, set[str]] = {}
         self._gone: dict[str, set[str]] = {}
         for change in changes:
-            directory, name = posixpath.split(change.path)
+            directory, name = _split(change.path)
             (self._new if change.after is not None else self._gone).setdefault(directory, set()).add(name)
         self._known: dict[str, tuple[tuple[str, bool], ...]] = {}
 
     def classes(self, path: str) -> frozenset[str]:
         """Return the protected classes that a changed path has because of the repositories that it lies in."""
-        around = self._around(posixpath.dirname(path))
+        directory = _split(path)[0]
+        around = self._known[directory] if directory in self._known else self._around(directory)
         if not around:
-            return frozenset()
+            return _NONE
         return frozenset(_recorded(".git", components(path[len(top.rstrip("/")) + 1 :])) if real else GIT for top, real in around)
 
     def _around(self, directory: str) -> tuple[tuple[str, bool], ...]:

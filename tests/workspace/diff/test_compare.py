@@ -64,11 +64,11 @@ def test_what_has_no_base_is_read_on_the_machine(machine: Path) -> None:
 def test_what_was_kept_is_read_there_and_what_is_damaged_there_on_the_machine(machine: Path) -> None:
     base = replace(base_of(machine / "d", "/f"), kept="1:0")
 
-    def kept(wanted: Base) -> int:
+    def kept(wanted: Base) -> bytes:
         assert wanted == base
-        return os.open(machine / "d/sub/g", os.O_RDONLY)
+        return (machine / "d/sub/g").read_bytes()
 
-    def damaged(wanted: Base) -> int:
+    def damaged(wanted: Base) -> bytes:
         raise WorkspaceError("what it held before is damaged", hint="")
 
     assert content(Formerly(str(machine), {"/d/f": base}, kept).open_old(change_of("/d/f"))) == b"deep\n"

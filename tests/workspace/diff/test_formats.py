@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 from agent_sandbox._fast.values import replace
 from agent_sandbox.workspace.changes import Change, ChangeSet, Kind
 from agent_sandbox.workspace.diff import compare as compare_module
-from agent_sandbox.workspace.diff.compare import DEFAULT, DiffLimits, Effort, Preview, Window, read_window
+from agent_sandbox.workspace.diff import window as window_module
+from agent_sandbox.workspace.diff.compare import DEFAULT, DiffLimits, Effort, Preview
 from agent_sandbox.workspace.diff.formats import ADDED, REMOVED, SAME, Block, Row, decoded, measured, side_by_side, summary, unified
+from agent_sandbox.workspace.diff.window import Window, read_window
 from agent_sandbox.workspace.digests import content_digest
 from agent_sandbox.workspace.merge import text as text_module
 from agent_sandbox.workspace.merge.text import split_lines
@@ -179,7 +181,7 @@ def test_a_window_lies_between_a_common_beginning_and_a_common_end(start: bytes,
     start, end = start.replace(b"\1", b"\n"), end.replace(b"\2", b"\n")
     before, after = start + old + end, start + new + end
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compare_module, "_CHUNK", 7)
+        patch.setattr(window_module, "_CHUNK", 7)
         window = read(before, after, most)
     for content, part, left in ((before, window.old, window.old_left), (after, window.new, window.new_left)):
         assert content[window.start :].startswith(part)
@@ -345,9 +347,9 @@ def test_a_preview_of_nothing_is_its_title() -> None:
     assert [row.plain for row in unified(Preview(change))] == ["diff --git a/f b/f"]
 
 
-@given(LINES, LINES, LIMITS)
-def test_lines_that_are_put_together_are_the_same_text(old: bytes, new: bytes, limits: DiffLimits) -> None:
-    preview = preview_of(old, new)
+@given(st.none() | LINES, LINES | st.just(b"plain\ntext\n"), LIMITS | st.just(DEFAULT), st.sampled_from(["f", 'a "b"', "\x1b[31m", "日本"]))
+def test_lines_that_are_put_together_are_the_same_text(old: bytes | None, new: bytes, limits: DiffLimits, name: str) -> None:
+    preview = preview_of(old, new, path=f"/{name}")
     apart = [row.plain for row in unified(preview, limits=limits)]
     assert "\n".join(row.plain for row in unified(preview, limits=limits, blocks=True)).split("\n") == apart
 
@@ -355,5 +357,6 @@ def test_lines_that_are_put_together_are_the_same_text(old: bytes, new: bytes, l
 @pytest.mark.parametrize("line", [b"\x1b[31m", b"\r", b"tab\t", b"\xff", "\u202e".encode(), b"\x7f"])
 def test_a_line_that_must_be_escaped_is_never_put_together(line: bytes) -> None:
     content = b"plain\n" + line + b"\nplain\n"
-    assert not any(isinstance(row, Block) for row in unified(preview_of(b"", content), blocks=True))
-    assert any(isinstance(row, Block) for row in unified(preview_of(b"", b"plain\nplain\n"), blocks=True))
+    for old in (b"", None):
+        assert not any(isinstance(row, Block) for row in unified(preview_of(old, content), blocks=True))
+        assert any(isinstance(row, Block) for row in unified(preview_of(old, b"plain\nplain\n"), blocks=True))

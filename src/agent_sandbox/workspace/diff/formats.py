@@ -83,7 +83,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Block(Row):
-    """Neighbouring lines of content as one row, for output without colours. Every line is printable ASCII, and has its sign."""
+    """Several lines as one row, for output without colours. Every line of content in it is printable ASCII, and has its sign."""
 
     @property
     def plain(self) -> str:
@@ -110,6 +110,11 @@ class Hunk:
     new_from: int
     new_to: int
     edits: tuple[Edit, ...]
+
+    def __init__(self, old_from: int, old_to: int, new_from: int, new_to: int, edits: tuple[Edit, ...]) -> None:
+        values = self.__dict__
+        values["old_from"], values["old_to"], values["new_from"], values["new_to"] = old_from, old_to, new_from, new_to
+        values["edits"] = edits
 
     def title(self, lines_before: int = 0) -> str:
         """Return the standard `@@` line that begins the hunk. `lines_before` is added to its line numbers."""
@@ -179,9 +184,12 @@ def unified(
 
     Names are shown relative to `relative_to`, a directory that contains the change.
     """
+    path = preview.change.path
+    if blocks and (text := _new_plain_file(preview, relative_to, limits)):
+        yield Block((Cell(ADDED, text),), path)
+        return
     yield from opening(preview, relative_to)
     room = limits.added
-    path = preview.change.path
     for hunk in hunks(preview.edits, len(preview.old)):
         yield ours(HUNK, hunk.title(preview.lines_before))
         for (start, stop), edit in hunk.stretches():
@@ -197,6 +205,22 @@ def unified(
             if shown < edit.new_to:
                 yield ours(WARNING, f"\\ {edit.new_to - shown:,} more added lines are not shown (--all shows them)")
     yield from closing(preview)
+
+
+def _new_plain_file(preview: Preview, relative_to: str, limits: DiffLimits) -> str:
+    """Return the whole diff of a new file of plain text; "" for any other change. There may be tens of thousands of such files.
+
+    It is the text of the rows that `unified` yields otherwise.
+    """
+    new = preview.new
+    if preview.old or preview.change.before is not None or preview.change.renamed_from or not 0 < len(new) <= limits.added:
+        return ""
+    if preview.cut or preview.warnings or preview.binary or preview.unshown or preview.more_bytes or not _is_plain(new, limits.columns):
+        return ""
+    name = _name(preview.change.path, relative_to)
+    content = b"".join(new)[:-1].decode("ascii").replace("\n", "\n+")
+    facts = "".join(f"{visible(fact)}\n" for fact in preview.facts)
+    return f"diff --git {named(f'a/{name}')} {named(f'b/{name}')}\n{facts}@@ -0,0 +{_range(0, len(new), 0)} @@\n+{content}"
 
 
 def opening(preview: Preview, relative_to: str) -> Iterator[Row]:

@@ -7,7 +7,6 @@ The module has three parts: pure operations that return a new `History`, the fil
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
 
 from agent_sandbox._fast.encoding import as_json
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, replace
@@ -16,6 +15,7 @@ from agent_sandbox.kernel.mount_plan import DIGEST, quote_target
 from agent_sandbox.workspace.durable import explained, write_atomically
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
     from typing import Any
 
 NAME = "history.json"

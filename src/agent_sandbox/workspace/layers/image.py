@@ -22,14 +22,16 @@ import fcntl
 import os
 import stat
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 
-from agent_sandbox._fast.values import dataclass
+from agent_sandbox._fast.contexts import contextmanager, suppress
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.errors import Busy, WorkspaceError
 from agent_sandbox.kernel import image_space, loop
 from agent_sandbox.kernel.image_space import NO_FILESYSTEM, SOUND
 from agent_sandbox.workspace.durable import explained, sync_directory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOM = 256 << 20  # free space when a run starts, and the size of one growth; at least half of it should always be free during a run
 LEAST_CAPACITY, LARGEST_CAPACITY = 8 << 30, 64 << 30  # minimum capacity of an image; and capacity without a limit

@@ -1,54 +1,37 @@
-"""Read a sandbox's changes back from its layers, and cache them while nothing runs in it.
+"""Read a sandbox's changes back from its layers.
 
 The raw upper directories are read, never a mounted overlay. Only overlay attributes with the prefix of this mount count, and of these only
 whiteout and opaque: the overlay is mounted so that a guest cannot set them and the kernel sets no others. A copied-up entry that equals the
 machine's is no change. Times are not compared.
 
-The top directory of a layer is not compared: mounting the overlay sets its mode and owner.
-
-The cache lies beside the layers. A change set depends on the layers, on the bases, and on reality where a base is unknown. The key of the
-cache covers the layers by the history. It covers the bases by the state of their files, to which every run adds its beginning and its end.
-Reality is covered by *witnesses*: the status of each real entry that was examined, checked again on load. If witnesses do not cover all
-that was examined, nothing is cached: a change that hides a whole directory depends on everything in the directory.
+The top directory of a layer is not compared: mounting the overlay sets its mode and owner. `change_list` keeps the result.
 """
 
 from __future__ import annotations
 
-import gc
 import os
 import stat
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from json import dumps, loads
 from types import MappingProxyType
-from zlib import crc32
 
-from agent_sandbox._fast.encoding import sha256
-from agent_sandbox._fast.values import TYPE_CHECKING, replace
+from agent_sandbox._fast.collector import uncollected
+from agent_sandbox._fast.values import replace
 from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.kernel.wire import TRUST
-from agent_sandbox.policy.paths import contains
+from agent_sandbox.policy.paths import ancestors, contains
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.beneath import TooMany
 from agent_sandbox.workspace.changes import Change, ChangeSet, Kind
-from agent_sandbox.workspace.durable import write_atomically
+from agent_sandbox.workspace.layers.change_list import Witnesses
 from agent_sandbox.workspace.layers.stack import LayerEntry, Stack
-from agent_sandbox.workspace.nodes import EntryType, Node, as_row, describe, from_row, same_content
-from agent_sandbox.workspace.originals.runs import file_of, unfinished
+from agent_sandbox.workspace.nodes import EntryType, Node, describe, same_content
+from agent_sandbox.workspace.progress import Progress
 from agent_sandbox.workspace.reality import Base, Bases, Fingerprint, Reality, digest_of_open
-
-if TYPE_CHECKING:
-    from typing import Any
 
 NO_BASES: Bases = MappingProxyType({})
 _PATH_CHARACTERS = 64 << 20  # all paths together: 10,000 nested directories with long names would fill the memory
 _COMPARED_BYTES = 16 << 30
-_CACHE_FORMAT = 1
-_CACHE = "changes.json"
-_MOST_WITNESSES = 1000
-_KEY_BYTES, _CHECKSUM = 64, 4  # bytes
-_KINDS = {kind.value: kind for kind in Kind}
 
 
 class Counterpart:
@@ -152,6 +135,7 @@ def read_stack(
     bases: Bases = NO_BASES,
     limit: int = beneath.ENTRY_LIMIT,
     witnesses: Witnesses | None = None,
+    progress: Progress | None = None,
 ) -> ChangeSet:
     """Return the changes that the layers of a sandbox make to the machine at `machine_root`.
 
@@ -161,7 +145,7 @@ def read_stack(
     """
     changes: list[Change] = []
     budget = _Budget(entries=limit)
-    masks_with_something = frozenset(mask for mask in masks if os.path.lexists(machine_root.rstrip("/") + mask))
+    above_masks = frozenset(path for mask in masks if os.path.lexists(machine_root.rstrip("/") + mask) for path in ancestors(mask))
     for target in stack.targets:
         try:
             with (
@@ -169,8 +153,10 @@ def read_stack(
                 Counterpart(reality, prefix=stack.prefix, left=budget.compared) as real,
                 uncollected(),
             ):
-                reader = _Reader(target, stack, reality, real, bases, frozenset(masks), masks_with_something, budget, witnesses)
+                reader = _Reader(target, stack, reality, real, bases, frozenset(masks), above_masks, budget, witnesses)
                 for entry in stack.walk(target, limit=budget.entries):
+                    if progress is not None:
+                        progress.advance(files=1)
                     reader.read(entry, changes)
                 budget.compared = real.left
         except OSError as error:
@@ -217,7 +203,7 @@ class _Reader:
     real: Counterpart
     bases: Bases
     masks: frozenset[str]
-    masks_with_something: frozenset[str]
+    above_masks: frozenset[str]  # the masks at which something real is, and every directory above one
     budget: _Budget
     witnesses: Witnesses | None = None
     around: list[_Surroundings] = field(default_factory=list)  # the directories from the top down to the current one
@@ -236,11 +222,12 @@ class _Reader:
         path = around.path + entry.name
         self.budget.spend(path)
         masked = around.masked or path in self.masks
-        status = self.real.status(around.relative, entry.name) if around.real or masked else None
         base = self._base(path) if self.bases and not masked else None
-        if base is not None:
+        status = None
+        if base is not None:  # the real entry matters only where content has to be compared: see `_kind`
             before = base.seen.node if base.seen else None
         else:
+            status = self.real.status(around.relative, entry.name) if around.real or masked else None
             before = self.real.node(entry.name, status, entry) if status is not None and not masked else None
 
         if self.witnesses is not None and (around.real or masked):
@@ -265,7 +252,7 @@ class _Reader:
             merged = not hides and (before is None or covers_directory)
             if masked and merged and status is not None and stat.S_ISDIR(status.st_mode):
                 return  # the empty directory that masks the real one; its entries come next
-        kind, unread = self._kind(before, after, entry, base, status)
+        kind, unread = self._kind(before, after, entry, base, status, around)
         if kind is not None:
             old, new = before.xattrs if before else {}, after.xattrs
             differing = tuple(sorted(name for name in {*old, *new} if old.get(name) != new.get(name))) if old or new else ()
@@ -279,7 +266,13 @@ class _Reader:
         return base if base is not None and base.known else None
 
     def _kind(
-        self, before: Node | None, after: Node, entry: LayerEntry, base: Base | None, status: os.stat_result | None
+        self,
+        before: Node | None,
+        after: Node,
+        entry: LayerEntry,
+        base: Base | None,
+        status: os.stat_result | None,
+        around: _Surroundings,
     ) -> tuple[Kind | None, bool]:
         """Return the kind of change (None if nothing changed), and whether something was unreadable, which counts as changed."""
         if before is None:
@@ -289,6 +282,8 @@ class _Reader:
         if before.size != after.size or before.target != after.target or before.device != after.device:
             return Kind.MODIFIED, False
         if after.size:
+            if base is not None and around.real:
+                status = self.real.status(around.relative, entry.name)
             same = self.real.has_content_of(entry, status, base.seen if base else None)
             if not same:
                 return Kind.MODIFIED, same is None
@@ -341,7 +336,7 @@ class _Reader:
         return self.children.get(directory, [])
 
     def _mask_below(self, path: str) -> bool:
-        return any(contains(path, mask) for mask in self.masks_with_something)
+        return path in self.above_masks
 
     def _count(self, relative: str) -> int:
         """Return the number of real entries below a real directory, within limits and permissions."""
@@ -357,116 +352,3 @@ class _Reader:
             pass
         self.budget.entries -= count
         return count
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Disable the garbage collector for a block: it would scan tens of thousands of new values again and again, and find no cycle."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-class Witnesses:
-    """The status of each real entry on which a change set depends. `reliable` is False if it depends on more than these entries."""
-
-    def __init__(self) -> None:
-        self.reliable = True
-        self.seen: list[list[Any]] = []
-
-    def note(self, path: str, status: os.stat_result | None) -> None:
-        """Record the status of the real entry at a path."""
-        self.seen.append([path, _looks(status)])
-        if len(self.seen) > _MOST_WITNESSES:
-            self.give_up()
-
-    def give_up(self) -> None:
-        """Mark the witnesses as unreliable, because the change set depends on more real entries than they cover."""
-        self.reliable = False
-
-
-def _looks(status: os.stat_result | None) -> list[int] | None:
-    """Return the fields of a status that must stay the same for a cached change set to be used.
-
-    These are mode and owner; for an entry that is no directory also device, inode and change time.
-    """
-    if status is None:
-        return None
-    looks = [status.st_mode, status.st_uid, status.st_gid]
-    return looks if stat.S_ISDIR(status.st_mode) else [*looks, status.st_dev, status.st_ino, status.st_ctime_ns]
-
-
-def cache_key(sandbox: str, bases: str, generations: Sequence[int], masks: Iterable[str]) -> str | None:
-    """Return a cache key for the layers, bases and masks of a change set; None while a run is unfinished."""
-    digest = sha256(f"{_CACHE_FORMAT} {os.geteuid()}".encode())
-    try:
-        with open(os.path.join(sandbox, "history.json"), "rb") as file:
-            digest.update(file.read())
-        for generation in generations:
-            path = file_of(bases, generation)
-            if os.path.exists(path):
-                if unfinished(path) is not None:
-                    return None
-                status = os.stat(path)
-                digest.update(f"{generation} {status.st_ino} {status.st_size} {status.st_mtime_ns}".encode())
-    except OSError:
-        return None
-    for mask in sorted(masks):
-        digest.update(os.fsencode(f"\0{mask}{'+' if os.path.lexists(mask) else '-'}"))
-    return digest.hexdigest()
-
-
-def save_changes(sandbox: str, key: str, changes: ChangeSet, witnesses: Witnesses) -> None:
-    """Cache a change set under a key, if its witnesses are reliable. Raises OSError.
-
-    The file is not synced: its checksum reveals a file torn by a crash.
-    """
-    if not witnesses.reliable or any(change.unread or change.masks_real for change in changes):
-        return
-    rows = [_change_row(change) for change in changes]
-    body = dumps([witnesses.seen, rows], separators=(",", ":")).encode()
-    write_atomically(os.path.join(sandbox, _CACHE), key.encode() + _checksum(body) + body, sync=False)
-
-
-def load_changes(sandbox: str, key: str) -> ChangeSet | None:
-    """Return the change set cached under this key, if every real entry it depends on is unchanged; otherwise None."""
-    try:
-        with open(os.open(os.path.join(sandbox, _CACHE), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
-            if file.read(_KEY_BYTES) != key.encode():
-                return None
-            check, body = file.read(_CHECKSUM), file.read()
-    except OSError:
-        return None
-    if _checksum(body) != check:
-        return None
-    with uncollected():
-        witnesses, rows = loads(body)
-        if any(looks != _looks(_status(path)) for path, looks in witnesses):
-            return None
-        return ChangeSet(tuple(map(_change_of, rows)))
-
-
-def _checksum(body: bytes) -> bytes:
-    """Return a checksum that reveals a file torn by a crash. It does not protect against forgery by somebody who can write the file."""
-    return crc32(body).to_bytes(_CHECKSUM, "big")
-
-
-def _status(path: str) -> os.stat_result | None:
-    try:
-        return os.lstat(path)
-    except OSError:
-        return None
-
-
-def _change_row(change: Change) -> list[Any]:
-    rest = [change.target, change.xattrs, change.inside, change.renamed_from, change.link_of]
-    return [change.path, change.kind.value, as_row(change.before), as_row(change.after), *rest]
-
-
-def _change_of(row: list[Any]) -> Change:
-    path, kind, before, after, target, xattrs, inside, renamed_from, link_of = row
-    return Change(path, _KINDS[kind], from_row(before), from_row(after), target, tuple(xattrs), inside, False, False, renamed_from, link_of)

@@ -81,7 +81,7 @@ def _write_target(stack: Stack, target: str, top: int, into: int, reality: Reali
     try:
         writer = _Writer(stack, reality, upper, link, os.dup(upper), [_Level("", None, dropped, made=True)])
         try:
-            for entry in stack.walk(target):
+            for entry in stack.walk(target, skip=writer.leaves_out if dropped is not None else None):
                 writer.write(entry)
             writer.leave_to(0)
         finally:
@@ -120,7 +120,7 @@ class _Writer:
         dropped = level.dropped.below.get(entry.name) if level.dropped is not None else None
         if stat.S_ISDIR(entry.status.st_mode):
             self._begin(entry, level, dropped)
-        elif dropped is not None and dropped.itself and not level.sealed:
+        elif self.leaves_out(entry.name, entry.depth):
             return
         elif not entry.whiteout:
             self._make_pending()
@@ -128,6 +128,13 @@ class _Writer:
         elif not level.sealed:  # in a sealed directory there is nothing to cover, and the kernel would list the whiteout
             self._make_pending()
             self._white_out(entry.name)
+
+    def leaves_out(self, name: str, depth: int) -> bool:
+        """Return whether an entry that is no directory is left out. Entries must come in the order of `walk`."""
+        self.leave_to(depth)
+        level = self.levels[-1]
+        dropped = level.dropped.below.get(name) if level.dropped is not None else None
+        return dropped is not None and dropped.itself and not level.sealed
 
     def leave_to(self, depth: int) -> None:
         """Finish the directories deeper than `depth`, and go up."""

@@ -20,7 +20,7 @@ import errno
 import math
 import os
 import stat
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -36,6 +36,7 @@ from agent_sandbox.workspace.layers.image import TRASH
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NOT_OURS_TO_OPEN = (errno.EACCES, errno.EPERM, errno.EXDEV)  # EXDEV: a mount
 _MOST_KEPT = 64  # descriptors of outer directories, all layers together
+Skip = Callable[[str, int], bool]  # whether to skip the file of this name, at this depth
 
 
 class Stack:
@@ -90,11 +91,29 @@ class Stack:
             raise
         return uppers
 
-    def walk(self, target: str, *, limit: int = beneath.ENTRY_LIMIT) -> Generator[LayerEntry, None, None]:
+    @property
+    def blank(self) -> bool:
+        """Whether no layer has an entry: nothing was changed. Raises `WorkspaceError` if a layer is damaged."""
+        return not any(self._holds_something(target) for target in self.targets)
+
+    def _holds_something(self, target: str) -> bool:
+        uppers = self.uppers(target)
+        try:
+            for upper in uppers:
+                with os.scandir(upper) as entries:
+                    if next(entries, None) is not None:
+                        return True
+            return False
+        except OSError:  # whoever reads it says why it cannot be read
+            return True
+        finally:
+            _close_all(uppers)
+
+    def walk(self, target: str, *, limit: int = beneath.ENTRY_LIMIT, skip: Skip | None = None) -> Generator[LayerEntry, None, None]:
         """Yield the merged entries of all layers of the overlay at `target`; see `walk_layers`."""
         uppers = self.uppers(target)
         try:
-            yield from walk_layers(uppers, self.prefix, limit=limit)
+            yield from walk_layers(uppers, self.prefix, limit=limit, skip=skip)
         finally:
             _close_all(uppers)
 
@@ -282,14 +301,16 @@ class _Level:
     holders: dict[str, list[_Part]] | None = None  # the parts that have each name; None when there is only one part
 
 
-def walk_layers(uppers: Sequence[int], prefix: str, *, limit: int = beneath.ENTRY_LIMIT) -> Generator[LayerEntry, None, None]:
+def walk_layers(
+    uppers: Sequence[int], prefix: str, *, limit: int = beneath.ENTRY_LIMIT, skip: Skip | None = None
+) -> Generator[LayerEntry, None, None]:
     """Yield every entry of the tree that overlayfs would merge from these directories, given uppermost first.
 
     A directory comes before its contents; names are sorted. Whiteouts are included. Directories that their owner may not read are made
-    readable while the walk is in them. Raises `TooMany` after `limit` entries, and `MovedAway` when a directory is moved away during the
-    walk.
+    readable while the walk is in them. A regular file that `skip` accepts is neither opened nor yielded. Raises `TooMany` after `limit`
+    entries, and `MovedAway` when a directory is moved away during the walk.
     """
-    walker = _Walker(prefix, [os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=upper) for upper in uppers], limit)
+    walker = _Walker(prefix, [os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=upper) for upper in uppers], limit, skip)
     try:
         yield from walker.walk()
     finally:
@@ -312,6 +333,7 @@ class _Walker:
     prefix: str
     here: list[int]  # one descriptor per layer, as deep as the layer reaches along the current path
     left: int
+    skip: Skip | None
     levels: list[_Level] = field(default_factory=list)
     kept: int = 0  # descriptors of outer directories
 
@@ -342,6 +364,8 @@ class _Walker:
         part, closed = holders[0], False
         kind = part.types[name]
         if kind:
+            if self.skip is not None and kind == stat.S_IFREG and self.skip(name, len(self.levels) - 1):
+                return None, ()
             try:
                 return self._open(part, name) if kind == stat.S_IFREG else self._enter(name, holders)
             except OSError as error:

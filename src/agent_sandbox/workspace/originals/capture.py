@@ -30,11 +30,11 @@ from agent_sandbox.policy.paths import contains
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.beneath import TooMany, open_beneath
 from agent_sandbox.workspace.durable import explained
-from agent_sandbox.workspace.nodes import EntryType
+from agent_sandbox.workspace.nodes import EntryType, describe
 from agent_sandbox.workspace.originals import files
 from agent_sandbox.workspace.originals.files import ContentWriter, Recalled
 from agent_sandbox.workspace.originals.runs import TICK_NS, append, file_clock_ns, spell_done
-from agent_sandbox.workspace.reality import Base, Fingerprint, Reality, digest_of, granule_ns, is_settled, look
+from agent_sandbox.workspace.reality import Base, Fingerprint, Reality, digest_of_open, granule_ns, is_settled, look
 
 _FLUSH = 1 << 20
 _ORIGIN = struct.Struct("=BBBBB16s")  # struct ovl_fb: version, magic, length, flags, handle type, filesystem; the handle follows
@@ -86,6 +86,7 @@ class OriginalsWriter:
     budget: Budget
     now_ns: Callable[[], int]
     contents: ContentWriter
+    handles: bool = True  # whether the handles that the overlay recorded are of the real directories
     unknown: int = 0
     _paths: set[str] = field(default_factory=set)
     _text: list[str] = field(default_factory=list)
@@ -120,15 +121,12 @@ class OriginalsWriter:
             else:
                 self._add(Base(path, None, known=False))
         else:
-            self._add(self._base(path, real, name, place, content=not masked))
+            self._add(self._base(path, real, name, place, content=not masked and stat.S_ISREG(status.st_mode)))
 
     def _base(self, path: str, real: int, name: str, place: RealDirectory, *, content: bool) -> Base:
-        """Return the base of an entry. It is unknown if the entry changed during the run or while it was read."""
-        kept = ""
+        """Return the base of an entry, with the `content` of a regular file. It is unknown if the entry changed meanwhile."""
         try:
-            seen = look(real, name, now_ns=self.now_ns())
-            if seen is not None and content:
-                seen, kept = self._with_content(seen, real, name)
+            seen, kept = self._read(real, name) if content else (look(real, name, now_ns=self.now_ns()), "")
             if seen is not None and seen.node.type is EntryType.FILE and not seen.digest:
                 seen = self._settled(seen)
             status = os.stat(name, dir_fd=real, follow_symlinks=False)
@@ -150,22 +148,30 @@ class OriginalsWriter:
             return replace(seen, looked_ns=self.now_ns())
         return seen
 
-    def _with_content(self, seen: Fingerprint, real: int, name: str) -> tuple[Fingerprint, str]:
-        size = seen.node.size
-        if seen.node.type is not EntryType.FILE or size > min(self.budget.read_file, self.budget.read):
-            return seen, ""
-        self.budget.read -= size
+    def _read(self, real: int, name: str) -> tuple[Fingerprint | None, str]:
+        """Return the fingerprint of a regular file, and the place of its content, if that is kept. Raises OSError."""
+        now = self.now_ns()
         try:
-            if size > self.budget.kept_file:
-                return replace(seen, digest=digest_of(real, name)), ""
-            fd = beneath.open_file(real, name, one_filesystem=False)
-        except PermissionError:
-            return seen, ""  # the guest could not read it either
-        with open(fd, "rb", buffering=0) as file:
-            content = file.read(size + 1) or b""
-        if len(content) != size:
-            raise OSError(errno.EAGAIN, "it is being written", name)
-        return replace(seen, digest=sha256(content).hexdigest()), self.contents.add(content)
+            fd, status = beneath.open_seen_file(real, name)
+        except OSError:  # it was replaced, or we may not read it, and then the guest could not either
+            return look(real, name, now_ns=now), ""
+        try:
+            node = describe(real, name, status, beneath.xattrs_of(fd), own_prefix="trusted.overlay.")
+            size, digest, kept = status.st_size, "", ""
+            if size <= min(self.budget.read_file, self.budget.read):
+                self.budget.read -= size
+                if size > self.budget.kept_file:
+                    digest = digest_of_open(fd)
+                else:
+                    content = os.read(fd, size + 1)
+                    while len(content) <= size and (more := os.read(fd, size + 1 - len(content))):
+                        content += more
+                    if len(content) != size:
+                        raise OSError(errno.EAGAIN, "it is being written", name)
+                    digest, kept = sha256(content).hexdigest(), self.contents.add(content)
+        finally:
+            os.close(fd)
+        return Fingerprint(node, status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns, now, digest), kept
 
     def list(self, path: str, relative: str, reality: Reality, place: RealDirectory) -> None:
         """Add the bases of everything below a real directory, and then a `below` line, which says that none is missing.
@@ -183,7 +189,8 @@ class OriginalsWriter:
                 inner = f"{path}/{entry.path}"
                 settled = is_settled(entry.status.st_ctime_ns, self.now_ns())
                 if inner not in self.already and inner not in self._paths:
-                    content = not settled and not any(contains(mask, inner) for mask in self.masks)
+                    regular = stat.S_ISREG(entry.status.st_mode)
+                    content = regular and not settled and not any(contains(mask, inner) for mask in self.masks)
                     self._add(self._base(inner, entry.directory, entry.name, places[-1], content=content))
                 if stat.S_ISDIR(entry.status.st_mode):
                     if entry.own is None:
@@ -217,7 +224,8 @@ class OriginalsWriter:
         self._absent.clear()
 
     def write(self, last: str) -> None:
-        """Write the buffered lines, then `last`."""
+        """Write the buffered contents and lines, then `last`."""
+        self.contents.flush()
         append(self.directory, self.generation, "".join([*self._text, last]))
         self._text.clear()
         self._size = 0
@@ -285,17 +293,20 @@ def keep(
     machine_root: str = "/",
     budget: Budget | None = None,
     now_ns: Callable[[], int] = file_clock_ns,
+    handles: bool = True,
 ) -> Captured:
     """Capture the bases of the active generation. `uppers` are its overlay targets, with descriptors of their upper directories.
 
     `since_ns` is the result of `begin`, `began_ns` its argument, `already` the bases of the whole chain, `prefix` the prefix of this
-    overlay's attributes. An entry at a mask is recorded without content: it was hidden for a reason. Raises WorkspaceError; then every base
-    that was not kept counts as unknown in the next run.
+    overlay's attributes. An entry at a mask is recorded without content: it was hidden for a reason. Without `handles`, the overlay copied
+    from a copy of the real tree. Raises WorkspaceError; then every base that was not kept counts as unknown in the next run.
     """
     budget = budget or Budget()
     contents = ContentWriter(directory, generation, budget.kept)
     before_ns = since_ns if since_ns == began_ns else since_ns - TICK_NS  # an earlier version took the start of a run from a finer clock
-    keeper = OriginalsWriter(directory, generation, began_ns, before_ns, already, prefix, frozenset(masks), budget, now_ns, contents)
+    keeper = OriginalsWriter(
+        directory, generation, began_ns, before_ns, already, prefix, frozenset(masks), budget, now_ns, contents, handles
+    )
     try:
         with explained(f"keep in {directory!r} what is real"):
             for target, upper in uppers:
@@ -396,5 +407,7 @@ class _Cover:
             return False
         if self._keeper.unmoved(os.fstat(real)):  # no name in it came or went
             return True
-        copied = is_copied_up(self._upper, relative, self._keeper.prefix, real, since_ns=self._keeper.began)
+        copied = None
+        if self._keeper.handles:
+            copied = is_copied_up(self._upper, relative, self._keeper.prefix, real, since_ns=self._keeper.began)
         return status.st_ctime_ns == status.st_mtime_ns if copied is None else copied

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 _TYPES = {kind.value.encode(): kind for kind in EntryType}
 PATH, WITHIN, BELOW = b'{"path":"', b'{"within":"', b'{"below":"'
 _SUFFIX = ".content"
+_BUFFERED = 1 << 20  # bytes of contents that wait to be written together
 
 
 def spell_base(base: Base) -> str:
@@ -64,9 +65,10 @@ def _spell_seen(seen: Fingerprint | None) -> str:
     if seen is None:
         return "null"
     node = seen.node
-    xattrs = as_json({_hex(name): value.hex() for name, value in node.xattrs.items()})
+    xattrs = as_json({_hex(name): value.hex() for name, value in node.xattrs.items()}) if node.xattrs else "{}"
+    target = _hex(node.target) if node.target else ""
     return (
-        f'{{"type":"{node.type.value}","mode":{node.mode},"uid":{node.uid},"gid":{node.gid},"size":{node.size},"target":"{_hex(node.target)}"'
+        f'{{"type":"{node.type.value}","mode":{node.mode},"uid":{node.uid},"gid":{node.gid},"size":{node.size},"target":"{target}"'
         f',"rdev":{node.device},"xattrs":{xattrs},"device":{seen.device},"inode":{seen.inode}'
         f',"mtime":{seen.mtime_ns},"ctime":{seen.ctime_ns},"looked":{seen.looked_ns},"digest":"{seen.digest}"}}'
     )
@@ -163,33 +165,52 @@ class ContentWriter:
         self._directory, self._generation, self._most = directory, generation, most
         self._fd = -1
         self._left = 0
+        self._end = 0  # where the next content goes
+        self._waiting: list[bytes] = []
+        self._unwritten = 0
 
     def add(self, content: bytes) -> str:
-        """Store content and return its location; an empty string if there is no room. Raises WorkspaceError."""
+        """Store content and return its location; an empty string if there is no room. It is written by `flush`. Raises WorkspaceError."""
         # Callers take an OSError for an error of the real file. An error of our own disk is a WorkspaceError: then no base is written.
+        if self._fd < 0:
+            self._open()
+        if len(content) > self._left:
+            return ""
+        place = f"{self._generation}:{self._end}"
+        self._left -= len(content)
+        self._end += len(content)
+        self._unwritten += len(content)
+        self._waiting.append(content)
+        if self._unwritten >= _BUFFERED:
+            self.flush()
+        return place
+
+    def _open(self) -> None:
         with explained(f"keep content in {self._directory!r}"):
-            if self._fd < 0:
-                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-                self._fd = os.open(contents_of(self._directory, self._generation), flags, 0o600)
-                with os.scandir(self._directory) as entries:
-                    self._left = self._most - sum(entry.stat().st_size for entry in entries if entry.name.endswith(_SUFFIX))
-            if len(content) > self._left:
-                return ""
-            self._left -= len(content)
-            place = f"{self._generation}:{os.fstat(self._fd).st_size}"
-            while content:
-                content = content[os.write(self._fd, content) :]
-            return place
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._fd = os.open(contents_of(self._directory, self._generation), flags, 0o600)
+            with os.scandir(self._directory) as entries:
+                self._left = self._most - sum(entry.stat().st_size for entry in entries if entry.name.endswith(_SUFFIX))
+            self._end = os.fstat(self._fd).st_size  # nobody else appends: the sandbox is locked
+
+    def flush(self) -> None:
+        """Write what was added. Raises WorkspaceError."""
+        with explained(f"keep content in {self._directory!r}"):
+            data = b"".join(self._waiting)
+            self._waiting.clear()
+            self._unwritten = 0
+            while data:
+                data = data[os.write(self._fd, data) :]
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file. What was not flushed is lost."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
-def open_content(directory: str, base: Base) -> int:
-    """Return a descriptor of a file's original content.
+def read_content(directory: str, base: Base) -> bytes:
+    """Return a file's original content.
 
     Raises WorkspaceError if the content was not kept or is damaged: then there is no base to merge with.
     """
@@ -197,14 +218,29 @@ def open_content(directory: str, base: Base) -> int:
     if base.seen is None or place is None:
         raise WorkspaceError(f"what {base.path!r} held before was not kept", hint="choose one side")
     with explained(f"open what {base.path!r} held before"):
-        with open(os.open(contents_of(directory, place[0]), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
-            content = os.pread(file.fileno(), base.seen.node.size, place[1])
-        if sha256(content).hexdigest() != base.seen.digest:
-            raise WorkspaceError(f"what {base.path!r} held before is damaged in the store", hint="choose one side")
-        with open(os.memfd_create("base", os.MFD_CLOEXEC), "wb") as memory:
-            memory.write(content)
-            memory.flush()
-            return os.open(f"/proc/self/fd/{memory.fileno()}", os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(contents_of(directory, place[0]), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            content = os.pread(fd, base.seen.node.size, place[1])
+        finally:
+            os.close(fd)
+    if sha256(content).hexdigest() != base.seen.digest:
+        raise WorkspaceError(f"what {base.path!r} held before is damaged in the store", hint="choose one side")
+    return content
+
+
+def open_content(directory: str, base: Base) -> int:
+    """Return a descriptor of a file's original content. Raises as `read_content` does."""
+    content = read_content(directory, base)
+    with explained(f"open what {base.path!r} held before"):
+        return in_memory(content)
+
+
+def in_memory(content: bytes) -> int:
+    """Return a descriptor from which this content can be read. Raises OSError."""
+    with open(os.memfd_create("base", os.MFD_CLOEXEC), "wb") as memory:
+        memory.write(content)
+        memory.flush()
+        return os.open(f"/proc/self/fd/{memory.fileno()}", os.O_RDONLY | os.O_CLOEXEC)
 
 
 class Recalled(Mapping[str, Base]):
@@ -229,7 +265,7 @@ class Recalled(Mapping[str, Base]):
 
     def __getitem__(self, path: str) -> Base:
         line = self._lines[path]
-        return read_base(path, line, listed=path in self.listed) if line else Base(path, None)
+        return read_base(path, line, listed=path in self._listed) if line else Base(path, None)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._lines)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
 
+from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.workspace.durable import explained, sync_directory
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 RUN, DONE = b'{"run":', b'{"done":'
 _TAIL = 64  # bytes; a `done` line is shorter

@@ -15,13 +15,14 @@ from contextlib import suppress
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, field, replace
 from agent_sandbox.policy.paths import Beneath, Tree, ancestors, contains
 from agent_sandbox.workspace import beneath
-from agent_sandbox.workspace.aliases import LinkedNames
+from agent_sandbox.workspace.aliases import LinkedNames, is_link
 from agent_sandbox.workspace.beneath import walk
 from agent_sandbox.workspace.changes import Change, ChangeSet, Contents
 from agent_sandbox.workspace.dependencies import Manifests
 from agent_sandbox.workspace.git import settings
 from agent_sandbox.workspace.nodes import EntryType, Node
 from agent_sandbox.workspace.originals.runs import file_clock_ns
+from agent_sandbox.workspace.progress import NO_PROGRESS, Progress
 from agent_sandbox.workspace.promotion.plan import Expected, relative, seen_from, split
 from agent_sandbox.workspace.promotion.target import Surprise, TargetTree
 from agent_sandbox.workspace.protected import DEPENDENCY, GIT, SECRETS, UNEXAMINED, classes_of_all
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 _LARGEST_TEXT = 1 << 20  # bytes, where the text of a file decides; a larger file counts as protected whatever its text
 MOST_ENTRIES = 1_000_000  # of the project, which is searched for links
 _RECENT_NS = 2_000_000_000
+_NONE: frozenset[str] = frozenset()
+_NEW_DEPENDENCY = frozenset({DEPENDENCY})
 _LISTING = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _SKIPPED = (errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV)  # not there for us, or another mount
 
@@ -141,19 +144,25 @@ def protected_classes(
 
 
 def judge_changes(
-    changes: ChangeSet, expected: Expected, contents: Contents, *, root: str, around: TreeContext | None = None
+    changes: ChangeSet,
+    expected: Expected,
+    contents: Contents,
+    *,
+    root: str,
+    around: TreeContext | None = None,
+    progress: Progress = NO_PROGRESS,
 ) -> Protection:
     """Return the protected classes of changes and remarks on them, judged by the real tree and the new content. Raises OSError."""
+    progress.begin("judging the changes", len(changes))
     around = around or TreeContext()
     with NewTree(root, changes, contents) as tree:
         complete, links = tree.all_links(around.project or root)
         linked = LinkedNames(root, links, tree.entries, tree.real_end)
         manifests = Manifests(tree.texts, linked.called)
         judges = (
-            linked.classes,
+            *((linked.classes, _HiddenFiles(linked, around).classes) if links or any(map(is_link, changes)) else ()),
             _GitSettings(changes, linked, around.project or root, around.home).classes,
-            _HiddenFiles(linked, around).classes,
-            lambda change: frozenset({DEPENDENCY} if manifests.remarks(change) else ()),
+            lambda change: _NEW_DEPENDENCY if manifests.remarks(change) else _NONE,
         )
         classes = classes_of_all(
             changes,
@@ -165,6 +174,7 @@ def judge_changes(
             judges=judges,
             repositories=[end for path in tree.repositories for end in (path, linked.follow(path).path) if end],
             also=linked.called,
+            progress=progress,
         )
         if not (complete and linked.complete):
             classes[root] = classes.get(root, frozenset()) | {UNEXAMINED}
@@ -190,6 +200,8 @@ class _GitSettings:
 
     def classes(self, change: Change) -> frozenset[str]:
         """Return git's protected class if the configuration names the changed path, or a directory above it."""
+        if not (self._files or self._directories or self._trees):
+            return _NONE
         path = change.path
         found = path in self._files or path in self._directories or os.path.dirname(path) in self._directories
         return frozenset({GIT} if found or (self._trees and not self._trees.isdisjoint(ancestors(path))) else ())
@@ -198,8 +210,7 @@ class _GitSettings:
 def _worktrees(changes: ChangeSet, project: str) -> Iterator[str]:
     """Yield each directory with a real `.git` entry that changed paths lie in, and the nearest one at or above the project."""
     seen: set[str] = set()
-    for change in changes:
-        directory = os.path.dirname(change.path)
+    for directory in dict.fromkeys(change.path.rpartition("/")[0] or "/" for change in changes):
         while contains(project, directory) and directory != project and directory not in seen:
             seen.add(directory)
             if os.path.lexists(os.path.join(directory, ".git")):

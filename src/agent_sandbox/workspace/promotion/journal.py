@@ -172,12 +172,6 @@ class Journal:
         return record
 
 
-def boot_id() -> str:
-    """Return the id that tells one boot of the machine from the next."""
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        return file.read().strip()
-
-
 def journals(promotions: str) -> list[Journal]:
     """Return the journals in a directory of promotions, oldest first."""
     try:

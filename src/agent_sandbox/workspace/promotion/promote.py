@@ -17,12 +17,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 
+from agent_sandbox._fast.collector import uncollected
 from agent_sandbox._fast.encoding import sha256
 from agent_sandbox._fast.values import dataclass, replace
 from agent_sandbox.errors import Busy, Drift, PolicyError, SandboxError, Unfinished, WorkspaceError
 from agent_sandbox.kernel.syscalls import syncfs
 from agent_sandbox.workspace.beneath import identity, open_directory, remove_tree
 from agent_sandbox.workspace.changes import Contents
+from agent_sandbox.workspace.durable import boot_id
 from agent_sandbox.workspace.progress import NO_PROGRESS, Progress
 from agent_sandbox.workspace.promotion import exchange, staging
 from agent_sandbox.workspace.promotion.exchange import take_back
@@ -30,7 +32,6 @@ from agent_sandbox.workspace.promotion.journal import (
     Journal,
     PromotionIntent,
     StagedMoves,
-    boot_id,
     journals,
     keep_olds,
     next_journal,
@@ -92,7 +93,7 @@ def promote(
     with lock(promotions, holder, wait=wait):
         if (recovered := recover_locked(promotions)).problems:
             raise Unfinished(recovered.problems[0], hint="nothing can be promoted before that")
-        with TargetTree(plan.root) as anchor, _alone(anchor, wait):
+        with TargetTree(plan.root) as anchor, _alone(anchor, wait), uncollected():
             return _PromotionRun(plan, contents, anchor, next_journal(promotions), undoes, clock, progress).run()
 
 

@@ -16,7 +16,8 @@ from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.kernel import syscalls
 from agent_sandbox.workspace.beneath import open_directory
 from agent_sandbox.workspace.changes import Contents
-from agent_sandbox.workspace.copy import copy
+from agent_sandbox.workspace.contents import Mixed, ReadFile
+from agent_sandbox.workspace.copy import copy, write_all
 from agent_sandbox.workspace.nodes import EntryType, Node
 from agent_sandbox.workspace.progress import NO_PROGRESS, Progress
 from agent_sandbox.workspace.promotion.plan import Adjust, Item, Look, Move, Put, Remove, Step, carried, seen_from, split
@@ -27,6 +28,8 @@ PREFIX = ".agent-sandbox-promotion-"
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FORMATS = {EntryType.FIFO: stat.S_IFIFO, EntryType.SOCKET: stat.S_IFSOCK, EntryType.DEVICE: stat.S_IFCHR}
 _ACCESS_LIST = "system.posix_acl_access"
+_CHANGED = "the file in the sandbox has changed since it was looked at"
+_NOT_APPROVED = "the file in the sandbox is not the one that was approved"
 
 
 def make(place: int, name: str) -> int:
@@ -152,6 +155,8 @@ class _Filler:
 
     def _file(self, item: Item, directory: int, name: str) -> Fingerprint:
         assert item.content is not None
+        if (read := self.contents.recall(item.content.path) if isinstance(self.contents, Mixed) else None) is not None:
+            return self._read_file(item, read, directory, name)
         try:
             source = self.contents.open_file(item.content)
         except FileNotFoundError as error:
@@ -159,18 +164,37 @@ class _Filler:
         try:
             status = os.fstat(source)
             if not stat.S_ISREG(status.st_mode) or status.st_size != item.size:
-                raise Surprise(item.path, "the file in the sandbox has changed since it was looked at")
-            target = os.open(name, _NEW_FILE, 0o600, dir_fd=directory)
+                raise Surprise(item.path, _CHANGED)
+            target = os.open(name, _NEW_FILE, self._first_mode(item), dir_fd=directory)
             try:
                 digest = copy(source, target, item.size, path=item.path, progress=self.progress)
                 if item.digest and item.digest != digest:
-                    raise Surprise(item.path, "the file in the sandbox is not the one that was approved")
+                    raise Surprise(item.path, _NOT_APPROVED)
                 mtime = status.st_mtime_ns if item.look.mtime_ns is None else item.look.mtime_ns
                 return self._set_metadata(target, item, item.look.mode, mtime, digest)
             finally:
                 os.close(target)
         finally:
             os.close(source)
+
+    def _read_file(self, item: Item, read: ReadFile, directory: int, name: str) -> Fingerprint:
+        """Make a file from content in memory: the bytes that were hashed and shown."""
+        if len(read.content) != item.size:
+            raise Surprise(item.path, _CHANGED)
+        if item.digest and item.digest != read.digest:
+            raise Surprise(item.path, _NOT_APPROVED)
+        target = os.open(name, _NEW_FILE, self._first_mode(item), dir_fd=directory)
+        try:
+            write_all(target, read.content, 0)
+            self.progress.advance(size=item.size)
+            mtime = read.mtime_ns if item.look.mtime_ns is None else item.look.mtime_ns
+            return self._set_metadata(target, item, item.look.mode, mtime, read.digest)
+        finally:
+            os.close(target)
+
+    def _first_mode(self, item: Item) -> int:
+        """Return the mode to make a file with: its own, or a writable one if attributes must be set. Nobody else reaches it here."""
+        return 0o600 if item.look.xattrs or self.inherited else item.look.mode & 0o777
 
     def _set_owner_and_time(self, item: Item, directory: int, name: str) -> Fingerprint:
         """Set the owner and the time of an entry by name, without opening the entry. Return its fingerprint."""
@@ -194,10 +218,12 @@ class _Filler:
                 os.setxattr(fd, attribute, value)
         for attribute, value in item.look.xattrs.items():
             os.setxattr(fd, attribute, value)
-        os.fchmod(fd, mode)  # after the owner: chown clears the set-id bits
         if mtime_ns is not None:
             os.utime(fd, ns=(mtime_ns, mtime_ns))
         status = os.fstat(fd)
+        if stat.S_IMODE(status.st_mode) != mode:  # after the owner: chown clears the set-id bits
+            os.fchmod(fd, mode)
+            status = os.fstat(fd)
         size = status.st_size if item.type is EntryType.FILE else 0
         node = Node(item.type, stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid, size, xattrs=item.look.xattrs)
         return seen_from(status, node, now_ns=time.time_ns(), digest=digest)
