@@ -402,7 +402,7 @@ def _enter(place: Path) -> None:
     check(libc.mount(b"none", b"/", None, ctypes.c_ulong(_PRIVATE), None))
     bundle = Path("/etc/ssl/certs/ca-certificates.crt")
     (place / "roots.pem").write_bytes(bundle.read_bytes() + (place / "root.pem").read_bytes())
-    (place / "roots.jks").write_bytes(key_store((place / "root.pem").read_bytes()))
+    (place / "roots.jks").write_bytes(b"".join(key_store((place / "root.pem").read_bytes(), b"")))
     (place / "resolv.conf").write_text(f"nameserver {RESOLVER}\n")
     for source, target in (("roots.pem", bundle.resolve()), ("resolv.conf", Path("/etc/resolv.conf").resolve())):
         check(libc.mount(os.fsencode(place / source), os.fsencode(target), None, ctypes.c_ulong(_BIND), None))

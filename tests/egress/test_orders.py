@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_sandbox.egress import orders
-from agent_sandbox.egress.orders import FRAME, FlowRecord, Orders, decode_rules, encode_rules
+from agent_sandbox.egress import frames, orders
+from agent_sandbox.egress.frames import FRAME
+from agent_sandbox.egress.orders import FlowRecord, Orders, decode_rules, encode_rules
 from agent_sandbox.egress.service import bounded
 from agent_sandbox.policy.network import NetworkRules, Reach, RequestRule
 from agent_sandbox.policy.traffic_budgets import read_budget
@@ -46,8 +47,8 @@ def test_orders_arrive_with_their_descriptors() -> None:
             1,
             tables=(("mine.toml", "# text " * 20_000),),
         )
-        orders.send(ours, sent.encoded(), (reader, writer))
-        message, descriptors = orders.receive(theirs, most=orders.MOST_ORDER_BYTES)
+        frames.send(ours, sent.encoded(), (reader, writer))
+        message, descriptors = frames.receive(theirs, most=orders.MOST_ORDER_BYTES)
         assert Orders.decoded(message) == sent and len(descriptors) == 2
         os.write(descriptors[1], b"x")
         assert os.read(reader, 1) == b"x"
@@ -58,7 +59,7 @@ def test_orders_arrive_with_their_descriptors() -> None:
 @pytest.mark.parametrize(
     "sent",
     [
-        FRAME.pack(orders.MOST_BYTES + 1),
+        FRAME.pack(frames.MOST_BYTES + 1),
         FRAME.pack(4) + b"null",
         FRAME.pack(2) + b"{}",
         FRAME.pack(10) + b'{"kind":1}',
@@ -71,7 +72,7 @@ def test_a_message_that_is_too_long_or_malformed_is_refused_before_it_is_read(se
     with ours, theirs:
         ours.sendall(sent)
         with pytest.raises(ValueError):
-            orders.receive(theirs)
+            frames.receive(theirs)
 
 
 def test_an_end_in_the_middle_of_a_message_is_an_end() -> None:
@@ -81,7 +82,7 @@ def test_an_end_in_the_middle_of_a_message_is_an_end() -> None:
             ours.sendall(part)
             ours.close()
             with pytest.raises(EOFError):
-                orders.receive(theirs)
+                frames.receive(theirs)
 
 
 @pytest.mark.parametrize("field", [{"name": 1}, {"port": "x"}, {"port": True}, {"sent": -1}, {"received": 1 << 70}, {"requests": "GET"}])
@@ -103,5 +104,5 @@ def test_a_flow_with_a_field_of_another_type_is_refused(field: dict[str, Any]) -
 
 def test_a_long_flow_fits_into_one_frame() -> None:
     flow = {"name": "a" * 100_000, "port": 1, "refused": "é" * 100_000, "requests": ["ü" * 1000] * 1000, "other": object()}
-    assert len(orders.frame({"kind": "flow", **bounded(flow)})) < orders.MOST_BYTES
+    assert len(frames.frame({"kind": "flow", **bounded(flow)})) < frames.MOST_BYTES
     assert bounded(flow)["requests"][-1] == "and 980 more"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox.egress import search
-from agent_sandbox.egress.dlp import prefilter
+from agent_sandbox.egress.dlp import prefilter, rules
 from agent_sandbox.egress.dlp.rules import RuleMatcher
 from agent_sandbox.egress.dlp.scanner import Scanner, Search
 from agent_sandbox.egress.orders import Orders
@@ -100,6 +100,29 @@ def test_compiled_rules_are_kept_and_used_again(tmp_path: Path, compiled: RuleMa
         (tmp_path / COMPILED).write_bytes(spoilt)
         assert _found(search.search_of(_orders(SearchRules()), _afresh(search.compiled_rules, kept)), CARD) == {("card", "block")}
         assert (tmp_path / COMPILED).read_bytes() != spoilt
+    os.close(kept)
+
+
+def test_the_rules_of_the_product_are_kept_as_they_were_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Provisions(state=str(tmp_path)).open_compiled()
+    assert kept is not None
+    rules._shipped.cache_clear()
+    _afresh(search.compiled_rules, kept)
+    read, written = rules.default_rules(), (tmp_path / COMPILED).read_bytes()
+
+    def fail(*_: object) -> None:
+        raise AssertionError("read again")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rules, "read_rules", fail)
+        rules._shipped.cache_clear()
+        _afresh(search.compiled_rules, kept)
+        assert rules.default_rules() == read and (tmp_path / COMPILED).read_bytes() == written
+        patched.setattr(rules, "_FIELDS", {**rules._FIELDS, "more": str})  # the control: rules of another version are read
+        rules._shipped.cache_clear()
+        with pytest.raises(AssertionError, match="read again"):
+            _afresh(search.compiled_rules, kept)
+    assert rules.default_rules() == read
     os.close(kept)
 
 

@@ -10,25 +10,32 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from agent_sandbox.egress import frames
 from agent_sandbox.egress.authority import Authority
 from agent_sandbox.egress.orders import FlowRecord
-from agent_sandbox.engine import egress, egress_zygote, trust
+from agent_sandbox.engine import egress, egress_program, egress_zygote, trust
+from agent_sandbox.engine.egress_zygote import EgressFork
 from agent_sandbox.engine.gate import Gate
+from agent_sandbox.engine.provisions import Provisions
 from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.runtimes import only
 from agent_sandbox.engine.turns import InterpreterTurns, Turn
 from agent_sandbox.engine.work import Code, Command, Outcome, Work
 from agent_sandbox.errors import LaunchFailed, LedgerUnavailable
+from agent_sandbox.kernel.doors import Doors
 from agent_sandbox.kernel.ids import EGRESS_ID
 from agent_sandbox.ledger.event import Noted, tell
 from agent_sandbox.ledger.writer import Ledger
+from agent_sandbox.policy.bound_secrets import BoundSecret
 from agent_sandbox.policy.model import Policy, cloned, locked
 from agent_sandbox.policy.network import NetworkRules, network_rules
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
@@ -253,6 +260,167 @@ def test_when_the_egress_process_dies_the_network_is_gone_and_the_run_is_told(tm
     assert "network.lost" in [entry.event.what for entry in read(ledger) if isinstance(entry.event, Noted)]
 
 
+def test_a_run_that_uses_no_network_leaves_its_process_to_the_next_one_and_a_run_that_does_does_not(tmp_path: Path) -> None:
+    def act(world: World) -> tuple[list[int], list[bool], list[Outcome]]:
+        trust.system_roots = lambda: world.trusted
+        processes, runtime = opened(), ProcessRuntime()
+        runtimes = only(runtime)
+        gate = Gate(cloned(masks=(), network=rules()), Ledger(tmp_path / "l", clock=lambda: 0.0), clock=lambda: 0.0)
+        pids, alive, done = [], [], []
+        try:
+            for code in ("pass", "get('https://good.example/')", "pass", "get('https://good.example/')"):
+                done.append(Session(gate, runtimes).run(Work(Command((sys.executable, "-c", TRY + code)), ENV)))
+                pids.append(processes[-1].pid)
+                alive.append(processes[-1]._fork.serves(time.time()))
+        finally:
+            runtimes.companion(egress_zygote.EgressZygote).close()
+            runtime.close()
+        return pids, alive, done
+
+    (unused, used, again, last), alive, done = in_world(NAMES, act)
+    assert unused == used and again == last and used != again
+    assert alive == [True, False, True, False]
+    assert [printed(each) for each in done] == [[], [f"200 hello from {PUBLIC}"]] * 2
+    assert [len(each.network) for each in done] == [0, 1, 0, 1]
+
+
+def test_what_a_program_does_last_is_recorded_however_late_it_is_seen(tmp_path: Path) -> None:
+    code = r"""
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+    sock.sendto(bytes.fromhex("abcd01000001000000000000") + b"\4evil\7example\0\0\1\0\1", ("198.18.0.1", 53))
+for _ in range(3):
+    socket.create_connection(("93.184.215.14", 80)).send(b"GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n")
+"""
+
+    def act(world: World) -> Outcome:
+        def sleep(self: egress.EgressProcess, doors: object) -> None:  # until the run has ended
+            select.select([self._wake], [], [])
+
+        egress.EgressProcess._await_arrival = sleep  # type: ignore[method-assign]
+        return run(world, tmp_path / "l", code, rules())
+
+    outcome = in_world(NAMES, act)
+    assert outcome.exit.code == 0, outcome.stderr
+    flows = [(flow.name, flow.how, flow.times) for flow in outcome.network if flow.refused]
+    assert ("evil.example", "dns", 1) in flows and sum(times for _, how, times in flows if how != "dns") == 3, outcome.network
+
+
+def test_what_a_program_does_last_is_recorded_however_slow_the_egress_is(tmp_path: Path) -> None:
+    code = r"""
+get('http://good.example/')
+input()
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+    for name in range(20):
+        query = bytes.fromhex("abcd01000001000000000000") + b"\2%02d\7example\0\0\1\0\1" % name
+        sock.sendto(query, ("198.18.0.1", 53))
+for _ in range(3):
+    socket.create_connection(("93.184.215.14", 80)).send(b"GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n")
+"""
+
+    def act(world: World) -> Outcome:
+        processes, real = opened(), egress.EgressProcess._send
+
+        def stop(stream: str, data: bytes) -> None:
+            os.kill(processes[0].pid, signal.SIGSTOP)
+            os.write(writer, b"go\n")
+
+        def send(self: egress.EgressProcess, message: dict[str, Any]) -> None:
+            real(self, message)
+            if message["kind"] == "finish":
+                os.kill(self.pid, signal.SIGCONT)
+
+        egress.EgressProcess._send = send  # type: ignore[method-assign, assignment]
+        reader, writer = os.pipe()
+        return run(
+            world,
+            tmp_path / "l",
+            "",
+            rules(),
+            work=Work(Command((sys.executable, "-uc", TRY + code)), ENV, stdin=reader, on_output=once(stop)),
+        )
+
+    outcome = in_world(NAMES, act)
+    assert outcome.exit.code == 0, outcome.stderr
+    refused = [flow for flow in outcome.network if flow.refused]
+    assert {flow.name for flow in refused if flow.how == "dns"} == {f"{name:02}.example" for name in range(20)}
+    assert sum(flow.times for flow in refused if flow.how != "dns") == 3, outcome.network
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_process_that_does_not_say_that_its_flows_have_ended_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent: bool
+) -> None:
+    monkeypatch.setattr(egress, "FINISH_SECONDS", 1.0 if silent else 60.0)
+
+    def act(world: World) -> tuple[bool, bool, list[str]]:
+        processes, let_go = opened(), list[EgressFork]()
+        real = egress_zygote.EgressZygote.let_go
+
+        def remember(self: egress_zygote.EgressZygote, fork: EgressFork) -> None:
+            let_go.append(fork)
+            real(self, fork)
+
+        def stop(stream: str, data: bytes) -> None:
+            process.append(os.pidfd_open(processes[0].pid))
+            if silent:
+                os.kill(processes[0].pid, signal.SIGSTOP)
+            os.write(writer, b"go\n")
+
+        egress_zygote.EgressZygote.let_go = remember  # type: ignore[method-assign]
+        process: list[int] = []
+        reader, writer = os.pipe()
+        code = TRY + "get('http://good.example/'); input()"
+        work = Work(Command((sys.executable, "-uc", code)), ENV, stdin=reader, on_output=once(stop))
+        outcome = run(world, tmp_path / "l", "", rules(), work=work)
+        return bool(let_go), bool(select.select(process, [], [], 0)[0]), printed(outcome)
+
+    left, ended, said = in_world(NAMES, act)
+    assert said == [f"200 hello from {PUBLIC}"]
+    assert left is not silent and (ended or not silent)
+
+
+def test_when_the_process_dies_before_the_network_is_used_the_network_is_gone_and_the_run_is_told(tmp_path: Path) -> None:
+    code = "print('here'); input(); get('http://93.184.215.14/')"
+
+    def act(world: World) -> tuple[Outcome, list[str]]:
+        processes = opened()
+
+        def kill(stream: str, data: bytes) -> None:
+            os.kill(processes[0].pid, signal.SIGKILL)
+            thread = processes[0]._thread
+            assert thread is not None
+            thread.join()
+            os.write(writer, b"go\n")
+
+        reader, writer = os.pipe()
+        work = Work(Command((sys.executable, "-uc", TRY + code)), ENV, stdin=reader, on_output=once(kill))
+        return run(world, tmp_path / "l", "", rules(), work=work), world.heard
+
+    outcome, heard = in_world(NAMES, act)
+    assert printed(outcome)[1].startswith("ConnectionRefusedError") and heard == []
+    assert any("the network was lost during the run" in note for note in outcome.notes)
+
+
+def test_rules_that_are_narrowed_before_the_network_is_used_hold_from_the_first_request(tmp_path: Path) -> None:
+    code = "print('here'); input(); get('http://good.example/')"
+
+    def act(world: World, narrowed: NetworkRules) -> tuple[Outcome, list[str]]:
+        processes = opened()
+
+        def narrow(stream: str, data: bytes) -> None:
+            processes[0].obey(narrowed)
+            os.write(writer, b"go\n")
+
+        reader, writer = os.pipe()
+        work = Work(Command((sys.executable, "-uc", TRY + code)), ENV, stdin=reader, on_output=once(narrow))
+        return run(world, tmp_path / "l", "", rules(), work=work), world.heard
+
+    outcome, heard = in_world(NAMES, lambda world: act(world, rules("other.example")))
+    assert not printed(outcome)[1].startswith("200 ") and heard == []
+    outcome, heard = in_world(NAMES, lambda world: act(world, rules()))
+    assert printed(outcome)[1].startswith("200 ") and len(heard) == 1, "the control"
+
+
 def opened() -> list[egress.EgressProcess]:
     """Return a list to which every egress process of this test's child is added."""
     processes: list[egress.EgressProcess] = []
@@ -377,8 +545,8 @@ while True:  # until the door is closed: the program may be faster than the reco
 def test_without_the_packages_it_needs_a_run_with_a_network_does_not_start_and_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "h2.py").write_text("raise ModuleNotFoundError(\"No module named 'h2'\")")
-    monkeypatch.setattr(egress_zygote, "_ENVIRONMENT", {**egress_zygote._ENVIRONMENT, "PYTHONPATH": str(tmp_path)})
+    start_with(tmp_path, monkeypatch, "sitecustomize", "import sys; sys.path[:] = [each for each in sys.path if '-packages' not in each]")
+    monkeypatch.setattr(egress_program, "packages", lambda: "")
     runtime = ProcessRuntime()
     gate = Gate(cloned(masks=(), network=rules()), Ledger(tmp_path / "l", clock=lambda: 0.0), clock=lambda: 0.0)
     runtimes = only(runtime)
@@ -388,7 +556,66 @@ def test_without_the_packages_it_needs_a_run_with_a_network_does_not_start_and_s
     finally:
         runtimes.companion(egress_zygote.EgressZygote).close()
         runtime.close()
-    assert "No module named 'h2'" in failed.value.message and "[network]" in failed.value.hint
+    assert "No module named 'cryptography'" in failed.value.message and "[network]" in failed.value.hint
+
+
+def test_a_process_that_fails_to_get_ready_leaves_the_run_without_a_network_and_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_with(tmp_path, monkeypatch, "h2", "raise RuntimeError('a broken package')")
+    code = """
+import time
+while True:  # until it is known
+    try:
+        socket.create_connection(("93.184.215.14", 80)).recv(1)
+    except ConnectionRefusedError:
+        break
+    except ConnectionError:  # it had been opened, and was closed with the door
+        pass
+get('http://good.example/')
+"""
+
+    def act(world: World) -> tuple[Outcome, list[str], list[str]]:
+        return run(world, tmp_path / "l", code, rules()), world.heard, world.asked
+
+    outcome, heard, asked = in_world(NAMES, act)
+    assert outcome.exit.code == 0 and not printed(outcome)[0].startswith("200 ") and heard == asked == []
+    assert any("the network was lost" in note and "a broken package" in note for note in outcome.notes), outcome.notes
+
+
+@pytest.mark.parametrize("says", [{"kind": "failed", "why": "no confinement"}, {"kind": "ready"}], ids=["failed", "ready"])
+def test_a_process_that_is_not_confined_gets_no_orders(tmp_path: Path, says: dict[str, str]) -> None:
+    secret = BoundSecret("TOKEN", "placeholder", "the-Value-7f3a9c5", ("good.example",))
+    ours, theirs = socket.socketpair()
+    listener, place = socket.create_server(("127.0.0.1", 0)), tmp_path / "trust"
+    place.mkdir()
+    with theirs, subprocess.Popen(["sleep", "600"]) as other, socket.create_connection(listener.getsockname()) as client:
+        fork = EgressFork(ours, time.time())
+        fork.certificate, fork._process = b"made", os.pidfd_open(other.pid)  # stands for a process that has sent its certificate
+        zygote = SimpleNamespace(fork=lambda *_: fork, keep_ready=lambda: None, take_back=EgressFork.drop)
+        process = egress.EgressProcess(Notes(), rules(), zygote, Provisions((secret,)))  # type: ignore[arg-type]
+        doors = Doors((), (listener.detach(),), os.open(place, os.O_RDONLY | os.O_DIRECTORY))
+        process.open(SimpleNamespace(doors=doors))  # type: ignore[arg-type]
+        frames.send(theirs, says)
+        if says["kind"] == "failed":
+            client.settimeout(60)
+            with suppress(ConnectionResetError):
+                assert client.recv(1) == b"", "the door has closed"
+            process.close()
+            assert theirs.recv(1) == b"" and any("no confinement" in note for note in process.taken()[1])
+        else:  # the control
+            message, descriptors = frames.receive(theirs, most=1 << 20)
+            assert secret.value in str(message) and len(descriptors) == 1
+            os.close(descriptors[0])
+            theirs.close()  # as the end of the process does
+            process.close()
+        assert other.wait(60) == -signal.SIGKILL
+
+
+def start_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, text: str) -> None:
+    """Let every egress program that is started find this module before all others of its name."""
+    (tmp_path / f"{module}.py").write_text(text)
+    monkeypatch.setattr(egress_program, "_ENVIRONMENT", {**egress_program._ENVIRONMENT, "PYTHONPATH": str(tmp_path)})
 
 
 class Notes:
@@ -403,7 +630,7 @@ class Notes:
 
 def test_refusals_do_not_crowd_out_the_record_of_what_was_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(egress, "MOST_FLOWS", 3)
-    gate, zygote = Notes(), SimpleNamespace(fork=lambda *_: socket.socket())
+    gate, zygote = Notes(), SimpleNamespace(fork=lambda *_: EgressFork(socket.socket(), 0.0), take_back=EgressFork.forget)
     process = egress.EgressProcess(gate, rules(), zygote)  # type: ignore[arg-type]
     for number in range(20):
         process._keep(FlowRecord(f"{number}.evil.example", 0, "dns", refused="no"))
@@ -423,8 +650,11 @@ def test_a_process_that_asks_without_end_and_reads_no_answer_is_ended(tmp_path: 
     ours, theirs = socket.socketpair()
     with theirs, subprocess.Popen(["sleep", "600"]) as other:
         gate = Gate(cloned(masks=(), network=rules()), Ledger(tmp_path / "l", clock=lambda: 0.0), clock=lambda: 0.0)
-        process = egress.EgressProcess(gate, rules(), SimpleNamespace(fork=lambda provisions: ours, keep_ready=lambda: None))  # type: ignore[arg-type]
-        process._process = os.pidfd_open(other.pid)  # stands for an egress process that somebody took over
+        fork = EgressFork(ours, 0.0)
+        fork._process = os.pidfd_open(other.pid)  # stands for an egress process that somebody took over
+        zygote = SimpleNamespace(fork=lambda provisions: fork, keep_ready=lambda: None)
+        process = egress.EgressProcess(gate, rules(), zygote)  # type: ignore[arg-type]
+        process._ordered = True
         asked = {"number": 1, "host": "evil.example", "port": 443, "method": "GET", "path": "/", "data": "", "again": False}
         for _ in range(100_000):
             if other.poll() is not None:

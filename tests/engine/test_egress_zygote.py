@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import select
 import signal
-import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from agent_sandbox.egress import orders
-from agent_sandbox.engine.egress_zygote import EgressZygote
+from agent_sandbox.engine.egress_program import start_program
+from agent_sandbox.engine.egress_zygote import FRESH_SECONDS, MOST_SPARES, EgressZygote
 from agent_sandbox.engine.provisions import NO_PROVISIONS
-from agent_sandbox.kernel import wire
 
 PATIENCE = 60.0  # a guard against a host that hangs
 
@@ -64,8 +64,8 @@ def test_a_fork_of_the_application_holds_no_link_to_the_process_that_waits(zygot
     for _ in range(2):
         serve(zygote)
     ready(zygote)
-    assert zygote._spare is not None
-    number = zygote._spare.fileno()
+    (spare,) = zygote._spares
+    number = spare.link.fileno()
     before = os.fstat(number).st_ino
     child = os.fork()
     if child == 0:
@@ -76,30 +76,125 @@ def test_a_fork_of_the_application_holds_no_link_to_the_process_that_waits(zygot
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def serve(zygote: EgressZygote) -> tuple[int, str]:
-    """Take a process for a run as the engine does, end it, and return its pid and its certificate."""
-    link = zygote.fork(NO_PROVISIONS)
-    link.settimeout(PATIENCE)
-    with link:
-        pid, certificate = answer(link)
-        process = os.pidfd_open(pid)
+def test_a_process_that_got_no_orders_serves_the_next_run(zygote: EgressZygote) -> None:
+    first = zygote.fork(NO_PROVISIONS)
+    first.await_readiness()
+    pid, certificate = first.pid, first.certificate
+    zygote.take_back(first)
+    again = zygote.fork(NO_PROVISIONS)
+    again.await_readiness()  # at once: it has said so before
+    assert (again.pid, again.certificate) == (pid, certificate)
+    other = zygote.fork(NO_PROVISIONS)  # the control: it is in use, and nobody else gets it
+    other.await_readiness()
+    assert other.pid != pid and other.certificate != certificate
+    for each in (again, other):
+        each.end()
+        assert each.ended()
+
+
+def test_a_process_whose_authority_is_a_day_old_is_replaced() -> None:
+    now = [1000.0]
+    zygote = EgressZygote(clock=lambda: now[0])
+    try:
+        pids = []
+        for seconds in (0.0, FRESH_SECONDS - 1, 1.0, -FRESH_SECONDS):  # a clock may also be set back
+            now[0] += seconds
+            fork = zygote.fork(NO_PROVISIONS)
+            fork.await_readiness()
+            pids.append(fork.pid)
+            zygote.take_back(fork)
+        first, second, third, fourth = pids
+        assert first == second and len({second, third, fourth}) == 3
+    finally:
+        zygote.close()
+
+
+def test_a_bounded_number_of_processes_waits(zygote: EgressZygote) -> None:
+    forks = [zygote.fork(NO_PROVISIONS) for _ in range(MOST_SPARES + 1)]
+    for each in forks:
+        each.await_readiness()
+    surplus = os.pidfd_open(forks[-1].pid)
+    for each in forks:
+        zygote.take_back(each)
+    await_end(surplus)
+    assert sorted(ready(zygote)) == sorted(each.pid for each in forks[:-1])
+
+
+def test_a_process_that_could_not_get_ready_is_not_kept(zygote: EgressZygote) -> None:
+    fork = zygote.fork(NO_PROVISIONS)
+    fork.link.close()
+    with pytest.raises(OSError):
+        fork.await_readiness()
+    zygote.take_back(fork)
+    assert zygote._spares == []
+
+
+def test_closing_waits_for_the_end_of_the_processes_that_were_let_go(zygote: EgressZygote) -> None:
+    fork = zygote.fork(NO_PROVISIONS)
+    fork.await_readiness()
+    process = os.pidfd_open(fork.pid)
+    os.kill(fork.pid, signal.SIGSTOP)  # so that it does not end with its link
+    zygote.let_go(fork)
+    closing = threading.Thread(target=zygote.close)
+    closing.start()
+    closing.join(0.5)
+    assert closing.is_alive()
+    signal.pidfd_send_signal(process, signal.SIGKILL)
+    closing.join(PATIENCE)
+    assert not closing.is_alive()
     await_end(process)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_program_that_was_started_before_is_used_and_replaced_if_it_was_killed(killed: bool) -> None:
+    program = start_program(once=True)
+    zygote = EgressZygote(program)
+    if killed:
+        os.kill(program.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, program.pid, os.WEXITED | os.WNOWAIT)
+    try:
+        serve(zygote)
+        assert (zygote._pid == program.pid) is not killed
+    finally:
+        zygote.close()
+
+
+def test_closing_ends_a_program_that_no_run_used() -> None:
+    program = start_program()
+    process = os.pidfd_open(program.pid)
+    EgressZygote(program).close()
+    await_end(process)
+
+
+def test_a_zygote_that_is_forgotten_leaves_no_descriptor_behind() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    zygote = EgressZygote()
+    fork = zygote.fork(NO_PROVISIONS)
+    fork.await_readiness()
+    zygote.take_back(fork)
+    assert len(os.listdir("/proc/self/fd")) > before, "the control"
+    fork.link.close()  # else it is reported, as one of the test
+    del fork, zygote
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def serve(zygote: EgressZygote) -> tuple[int, bytes]:
+    """Take a process for a run as the engine does, end it, and return its pid and its certificate."""
+    fork = zygote.fork(NO_PROVISIONS)
+    fork.await_readiness()
+    pid, certificate = fork.pid, fork.certificate
+    fork.end()
+    assert fork.ended()
     zygote.keep_ready()
     return pid, certificate
-
-
-def answer(link: socket.socket) -> tuple[int, str]:
-    pid = wire.credentials(link)
-    message, _ = orders.receive(link)
-    assert message["kind"] == "ready", message
-    return pid, str(message["certificate"])
 
 
 def ready(zygote: EgressZygote) -> list[int]:
     """Return the processes that wait. One that was asked for is waited for."""
     children = Path(f"/proc/{zygote._pid}/task/{zygote._pid}/children")
     until = time.monotonic() + PATIENCE
-    while not (found := [int(each) for each in children.read_text().split()]) and zygote._spare is not None:
+    while not (found := [int(each) for each in children.read_text().split()]) and zygote._spares:
         assert time.monotonic() < until
         time.sleep(0.01)
     return found

@@ -9,10 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox.engine.plan_launch import NATIVE, prepare, tools
+from agent_sandbox._fast.values import replace
+from agent_sandbox.engine.plan_launch import NATIVE, LaunchPlanner, prepare, tools
+from agent_sandbox.engine.work import Command, Work
 from agent_sandbox.errors import RuntimeUnavailable
+from agent_sandbox.kernel import mountinfo
 from agent_sandbox.kernel.elf import loader_of
+from agent_sandbox.kernel.mount_plan import Copies, MountPlan, Overlay, ThrowAway
+from agent_sandbox.policy.model import CLONED_LIMITS, cloned, locked
+from agent_sandbox.policy.paths import parse
+from agent_sandbox.policy.secrets import Mask
 from agent_sandbox.runtime.base import PythonCode, Script
+from agent_sandbox.runtime.process.runtime import TRAITS
+from agent_sandbox.workspace.view.plan import MachineFacts
 
 PATH = "/usr/local/bin:/usr/bin:/bin"
 
@@ -64,3 +73,54 @@ def test_the_loader_of_a_program_is_found_in_its_header() -> None:
 def test_a_file_that_is_no_program_has_no_loader(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "file").write_bytes(content)
     assert loader_of(str(tmp_path / "file")) == ()
+
+
+def _plan(planner: LaunchPlanner) -> MountPlan:
+    return planner.launch(Work(Command(("true",)), {"PATH": PATH}), TRAITS, ThrowAway(1 << 20), CLONED_LIMITS).root
+
+
+def _masked(plan: MountPlan) -> set[str]:
+    overlays = [step for step in plan.steps if isinstance(step, Overlay)]
+    return {os.path.join(overlay.target, mask.path) for overlay in overlays for mask in overlay.masks}
+
+
+def test_a_plan_is_used_again_while_nothing_it_rests_on_has_changed(tmp_path: Path) -> None:
+    masks = (Mask(f"{tmp_path}/.ssh", "keys"), Mask(f"{tmp_path}/.config/gh", "tokens"))
+    planner = LaunchPlanner(cloned(masks=masks), str(tmp_path), MachineFacts.look)
+    plan = _plan(planner)
+    assert _plan(planner) is plan
+    (tmp_path / "unrelated").write_text("x")
+    assert _plan(planner) is plan
+    (tmp_path / ".config").mkdir()
+    assert _plan(planner) is not plan
+
+
+def test_a_secret_that_becomes_a_link_is_hidden_where_it_leads_in_the_next_run(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    planner = LaunchPlanner(cloned(masks=(Mask(f"{tmp_path}/.ssh", "keys"),)), str(tmp_path), MachineFacts.look)
+    assert f"{tmp_path}/elsewhere" not in _masked(_plan(planner)), "the control arm: it is no secret yet"
+    (tmp_path / ".ssh").symlink_to("elsewhere")
+    assert f"{tmp_path}/elsewhere" in _masked(_plan(planner))
+
+
+def test_a_mount_that_comes_or_goes_makes_another_plan(tmp_path: Path) -> None:
+    here = MachineFacts(mountinfo.visible(mountinfo.parse(b"1 0 8:1 / / rw - ext4 /dev/sda rw\n")), True)
+    disk = mountinfo.parse(b"2 1 8:2 / %s rw - ext4 /dev/sdb rw\n" % os.fsencode(tmp_path))
+    facts = [here]
+    planner = LaunchPlanner(cloned(masks=()), None, lambda: facts[0])
+    plan = _plan(planner)
+    facts[0] = replace(here, mounts=(*here.mounts, *disk))
+    more = _plan(planner)
+    assert [step.target for step in more.steps if isinstance(step, Overlay)] == ["/", str(tmp_path)]
+    facts[0] = here
+    assert _plan(planner) == plan
+
+
+def test_a_plan_with_copies_is_made_anew_for_each_run(tmp_path: Path) -> None:
+    policy = locked(read=True, allowed=(parse(f"{tmp_path}/*.txt"),), processes=True)
+    planner = LaunchPlanner(policy, None, MachineFacts.look)
+    (tmp_path / "a.txt").write_text("a")
+    _plan(planner)
+    (tmp_path / "b.txt").write_text("b")
+    (copies,) = (step for step in _plan(planner).steps if isinstance(step, Copies) and step.target == str(tmp_path))
+    assert copies.entries == ("a.txt", "b.txt")

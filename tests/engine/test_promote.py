@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agent_sandbox.engine.promote import Mixed, PromotionProposal, Wanted
+from agent_sandbox.engine.promote import PromotionProposal, Wanted
 from agent_sandbox.workspace.changes import Change, ChangeSet
+from agent_sandbox.workspace.contents import Mixed
 from agent_sandbox.workspace.promotion.inspect import look_at
 
 

@@ -13,11 +13,17 @@ from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.runtimes import only
 from agent_sandbox.engine.work import Code, Command, Work
 from agent_sandbox.errors import Busy, Denied, LedgerUnavailable, PolicyError
+from agent_sandbox.kernel import namespaces
+from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.ledger.event import Intent, OutcomeEvent, RefusalEvent
 from agent_sandbox.ledger.writer import Ledger
 from agent_sandbox.policy.model import Guarantee, Policy, ProgramRules, cloned, locked
+from agent_sandbox.policy.secrets import Mask
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from agent_sandbox.workspace.store import Store
+from agent_sandbox.workspace.view.observations import Observations
+from agent_sandbox.workspace.view.plan import MachineFacts
+from tests.kernel.children import in_child
 from tests.ledger.samples import read
 
 ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
@@ -130,3 +136,50 @@ def test_what_no_sandbox_could_run_is_refused_before_anything_is_recorded(
     with pytest.raises(PolicyError, match=why):
         session(runtime, tmp_path / "ledger", locked()).run(work)
     assert not (tmp_path / "ledger").exists()
+
+
+def _reads(session: Session, path: Path) -> bytes:
+    return session.run(Work(Command(("sh", "-c", f"cat {path} 2>&1; true")), ENV, cwd="/")).stdout
+
+
+@pytest.mark.parametrize("looking", [True, False], ids=["looking again", "the control arm: not looking"])
+def test_a_secret_that_moves_behind_a_link_between_two_runs_is_hidden_in_the_second(
+    runtime: ProcessRuntime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looking: bool
+) -> None:
+    secret = tmp_path / "elsewhere" / "key"
+    secret.parent.mkdir()
+    secret.write_text("CANARY")
+    running = session(runtime, tmp_path / "ledger", cloned(masks=(Mask(f"{tmp_path}/.keys", "keys"),)), project=str(tmp_path))
+    assert _reads(running, secret) == b"CANARY", "nothing says yet that it is a secret"
+    (tmp_path / ".keys").symlink_to("elsewhere")
+    if not looking:
+        monkeypatch.setattr(Observations, "hold", lambda self: True)
+    assert (b"CANARY" in _reads(running, secret)) is not looking
+
+
+@pytest.mark.needs_root
+@pytest.mark.parametrize("looking", [True, False], ids=["looking again", "the control arm: not looking"])
+def test_a_filesystem_that_is_mounted_between_two_runs_is_shown_in_the_second_without_its_secrets(tmp_path: Path, looking: bool) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+
+    def run() -> list[bytes]:
+        namespaces.enter_private_mounts()
+        facts = MachineFacts.look()
+        runtime = ProcessRuntime()
+        try:
+            policy = cloned(masks=(Mask(f"{disk}/key", "keys"),))
+            look = MachineFacts.look if looking else lambda: facts
+            running = session(runtime, tmp_path / "ledger", policy, project=str(tmp_path), look=look)
+            before = _reads(running, disk / "file")
+            sc.mount("usb", str(disk), "tmpfs")
+            for name in ("file", "key"):
+                (disk / name).write_text(f"CANARY {name}")
+            return [before, _reads(running, disk / "file"), _reads(running, disk / "key")]
+        finally:
+            runtime.close()
+
+    before, file, key = in_child(run)
+    assert b"CANARY" not in before
+    assert (file == b"CANARY file") is looking
+    assert b"CANARY" not in key

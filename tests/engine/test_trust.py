@@ -57,7 +57,7 @@ def test_a_store_that_the_view_shows_as_a_file_of_its_own_is_a_link_there(monkey
 
 
 def test_a_java_key_store_holds_every_certificate_and_the_digest_that_java_checks() -> None:
-    store = trust.key_store(PEM)
+    store = b"".join(trust.key_store(PEM, b""))
     body, digest = store[:-20], store[-20:]
     assert body[:12] == bytes.fromhex("feedfeed 00000002 00000002")
     assert b"\0\0\0\x03\0\x01\x02" in body and body.endswith(b"\0\0\0\x02\x03\x04")

@@ -66,6 +66,11 @@ class Authority:
         return context
 
 
+def new_authority() -> Authority:
+    """Return an authority for one run."""
+    return Authority(datetime.datetime.now(datetime.UTC))
+
+
 def _general(name: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ip_address(name))

@@ -60,7 +60,7 @@ def confine() -> None:
     namespaces.assert_capabilities(())
     sc.prctl(sc.PR_SET_DUMPABLE, 0)
     usage.apply_rlimits(open_files=OPEN_FILES, file_bytes=FILE_BYTES, data_bytes=MEMORY_BYTES)
-    landlock.enforce(_nothing(landlock.abi()))
+    landlock.enforce(landlock.open_ruleset(_nothing(landlock.abi())))
     seccomp.install(compiled())
 
 

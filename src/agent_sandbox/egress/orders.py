@@ -1,26 +1,18 @@
-"""The link between a supervisor and its egress process: framed JSON, and the orders that come first.
+"""The messages between a supervisor and its egress process (in frames, see `frames`), and the orders that come first.
 
-JSON in both directions, not marshal: the egress reads bytes of a guest, so the supervisor takes its messages as hostile. Every frame is
-bounded.
-
-    from the egress      ready {certificate} or failed {why}; resolve {number, name}; flow {…}; lost {count}; obeyed {revision}; ended {}
-                         recorded {part, data}, pieces of one exchange after another; unrecorded {why}; replay {number, key}
-                         ask {number, host, port, method, path, data, again}: may this leave; withdraw {number}: nobody waits any more
-                         request {…}, for each that the rules allow, where the orders ask for it
-    from the supervisor  orders {…} with the descriptors of the doors; resolved {number, addresses, why}; rules {…, revision}; finish {}
-                         replayed {number, exchange}; answered {number, allowed, why, seconds, watched}
+from the egress      authority {certificate}, then ready {}; or failed {why}
+                         resolve {number, name}; flow {…}; lost {count}; obeyed {revision}; ended {}
+                     recorded {part, data}, pieces of one exchange after another; unrecorded {why}; replay {number, key}
+                     ask {number, host, port, method, path, data, again}: may this leave; withdraw {number}: nobody waits any more
+                     request {…}, for each that the rules allow, where the orders ask for it
+from the supervisor  orders {…} with the descriptors of the doors; resolved {number, addresses, why}; rules {…, revision}; finish {}
+                     replayed {number, exchange}; answered {number, allowed, why, seconds, watched}
 """
 
 from __future__ import annotations
 
-import json
-import socket
-import struct
-from collections.abc import Sequence
-
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, field
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.kernel import wire
 from agent_sandbox.policy.action import Connect
 from agent_sandbox.policy.bound_secrets import BoundSecret
 from agent_sandbox.policy.hosts import bracketed, canonical_host, canonical_port
@@ -32,8 +24,6 @@ from agent_sandbox.policy.traffic_budgets import TrafficBudget
 if TYPE_CHECKING:
     from typing import Any
 
-FRAME = struct.Struct("!I")
-MOST_BYTES = 64 << 10  # of a frame from the egress
 LONGEST_ASKED = 300  # characters of each text of a question
 MOST_ORDER_BYTES = 32 << 20  # of a frame from the supervisor: it carries the tables of the search
 
@@ -130,39 +120,6 @@ def _decode_way(plain: list[dict[str, Any]]) -> Way:
 
 def _tuples(plain: dict[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()}
-
-
-def frame(message: dict[str, Any]) -> bytes:
-    """Return a message as the bytes to send."""
-    body = json.dumps(message, separators=(",", ":")).encode("ascii")
-    return FRAME.pack(len(body)) + body
-
-
-def send(link: socket.socket, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
-    """Send a message, with descriptors. Raises OSError."""
-    data = memoryview(frame(message))
-    if descriptors:
-        data = data[socket.send_fds(link, [data], list(descriptors)) :]
-    link.sendall(data)
-
-
-def receive(link: socket.socket, *, most: int = MOST_BYTES) -> tuple[dict[str, Any], list[int]]:
-    """Receive a message and its descriptors. Raises EOFError if the other side has gone, ValueError if it is malformed or too long."""
-    head, descriptors = wire.receive_descriptors(link, FRAME.size)
-    try:
-        if not head:
-            raise EOFError("the other side has gone")
-        head += wire.exactly(link, FRAME.size - len(head))
-        (length,) = FRAME.unpack(head)
-        if length > most:
-            raise ValueError(f"a message of {length} bytes")
-        message = json.loads(wire.exactly(link, length))
-        if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
-            raise ValueError("a message without a kind")
-        return message, descriptors
-    except BaseException:
-        wire.close_all(descriptors)
-        raise
 
 
 def decode_question(message: dict[str, Any]) -> tuple[int, Connect, bool]:

@@ -1,6 +1,6 @@
 """The search of one run, made of the rules that the zygote has compiled, of what the policy says of them, and of the user's secrets.
 
-Compiling the rules takes far longer than a run waits, so the compiled form is kept in a file: a digest, and what it is a digest of. The
+Reading and compiling the rules takes far longer than a run waits, so the result is kept in a file: a digest, and what it is of. The
 supervisor opens the file, which belongs to its user alone; a file that does not fit these rules and this machine is written anew.
 """
 
@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import replace
 from hashlib import sha256
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 
 from agent_sandbox.egress.dlp.own_secrets import OwnSecrets
 from agent_sandbox.egress.dlp.prefilter import compiling_with
@@ -67,6 +66,7 @@ def _warm(matcher: RuleMatcher) -> None:
     for name in _UNPACKERS:
         with suppress(ImportError):
             import_module(name)
+    matcher.compile(1)  # and with it the engine of patterns is loaded
     scanner = Scanner(Search(matcher, OwnSecrets.of([("warm", "some value")]), b"warm"))
     scanner.feed(b"dGhpcyBpcyBhIHRleHQgdGhhdCBpcyBsb25nIGVub3VnaA== %41%42 \\u0041 4141414141414141 a text\n" * 2)
     scanner.finish()
@@ -74,9 +74,11 @@ def _warm(matcher: RuleMatcher) -> None:
 
 def _machine() -> bytes:
     """Return what the compiled form depends on, besides the expressions."""
-    with suppress(PackageNotFoundError), open("/proc/cpuinfo", "rb") as file:
+    with suppress(ImportError), open("/proc/cpuinfo", "rb") as file:
+        import hyperscan  # not every machine can have it
+
         flags = next((line for line in file if line.startswith((b"flags", b"Features"))), b"")
-        return version("hyperscan").encode() + flags
+        return str(getattr(hyperscan, "__version__", "")).encode() + flags
     return b""
 
 

@@ -8,7 +8,6 @@ rests, or is refused.
 from __future__ import annotations
 
 import asyncio
-import datetime
 import os
 import socket
 import ssl
@@ -133,11 +132,12 @@ class Egress:
             data, ancillary, _, sender = sock.recvmsg(4096, socket.CMSG_SPACE(64))
         except OSError:
             return
-        if answer := self._answer(data):
+        if answer := self.answer(data):
             with suppress(OSError):
                 sock.sendmsg([answer], [(level, kind, value) for level, kind, value in ancillary], 0, sender)
 
-    def _answer(self, data: bytes) -> bytes:
+    def answer(self, data: bytes) -> bytes:
+        """Return the answer to a query for a name, and report a name that is not allowed."""
         answer, name, allowed = self.resolver.answer(data)
         if not allowed and name:
             why, withheld = self._why(name)
@@ -378,7 +378,7 @@ class Egress:
         while piece := await channel.read(self._patience.first):
             data += piece
             while len(data) >= 2 and len(data) >= 2 + (length := int.from_bytes(data[:2], "big")):
-                answer = self._answer(data[2 : 2 + length])
+                answer = self.answer(data[2 : 2 + length])
                 data = data[2 + length :]
                 if not answer:
                     return
@@ -524,8 +524,3 @@ def _absolute_origin(head: RequestHead) -> Origin:
     if asked is None:
         raise FlowRefused(400, "this is a proxy: it takes CONNECT, and requests with a whole address that begins with http://")
     return Origin(*asked, False)
-
-
-def new_authority() -> Authority:
-    """Return an authority for one run."""
-    return Authority(datetime.datetime.now(datetime.UTC))

@@ -1,15 +1,15 @@
 """The network of a run: an attachment that starts an egress process, gives it the doors of the guest, and records every flow.
 
-The process starts early and loads while the view is built. It resolves no names: it asks here, and what it asks is judged again, because
-it reads bytes of the guest. If it ends before the run does, the network is gone: the kernel closes the doors with it, the program inside
-gets "connection refused", and the result says why.
+The process starts early and loads while the view is built. It gets its orders and the doors when something arrives at one of them: a run
+that uses no network costs it nothing, and leaves it to the next run. It resolves no names: it asks here, and what it asks is judged again,
+because it reads bytes of the guest. If it ends before the run does, the network is gone: the doors close with it, the program inside gets
+"connection refused", and the result says why.
 """
 
 from __future__ import annotations
 
 import os
 import select
-import signal
 import socket
 import struct
 import threading
@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from agent_sandbox._fast.values import TYPE_CHECKING, replace
-from agent_sandbox.egress import orders
+from agent_sandbox.egress import frames, orders
 from agent_sandbox.egress.orders import NO_EXCHANGES, ExchangeOrders, FlowRecord, Orders, RequestMade
 from agent_sandbox.engine import trust
 from agent_sandbox.engine.attachments import Attachment
@@ -27,7 +27,7 @@ from agent_sandbox.engine.provisions import NO_PROVISIONS, Provisions
 from agent_sandbox.engine.questions import Questions, RequestAnswer
 from agent_sandbox.errors import LaunchFailed, PolicyError, RuntimeUnavailable, SandboxError
 from agent_sandbox.kernel import wire
-from agent_sandbox.kernel.doors import OWN_ADDRESS, proxy_port
+from agent_sandbox.kernel.doors import OWN_ADDRESS, Doors, proxy_port
 from agent_sandbox.policy.hosts import canonical_host
 from agent_sandbox.runtime.base import Argv, Script
 
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from agent_sandbox.policy.network import NetworkRules
     from agent_sandbox.runtime.base import Completed, Confined, Guest, Hosted, Launch
 
-READY_SECONDS = 60.0  # a guard against a host that hangs
 SEND_SECONDS = 30  # that the process may take to read what it is sent
 FINISH_SECONDS = 5.0  # that the process may take to report its last flows
 RECORD_SECONDS = 90.0  # that it may take with the last exchanges of a run that is recorded
@@ -179,15 +178,16 @@ class EgressProcess:
         self._requests: dict[RequestMade, int] = {}
         self._untold = 0
         try:
-            self._link = zygote.fork(provisions)
+            self._fork = zygote.fork(provisions)
         except OSError as error:
             raise LaunchFailed(f"the egress process cannot be started: {error.strerror}", hint="run: agent-sandbox doctor") from error
+        self._link = self._fork.link
         self._link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_SECONDS, 0))
-        self.pid = 0  # known once it has said its first byte
-        self._process: int | None = None  # its pidfd
         self._lock = threading.Lock()
         self._sending = threading.Lock()
-        self._ordered = False
+        self._doors: Doors | None = None  # until the process has its orders
+        self._ordered = self._settled = self._closed = False
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC)
         self._obeying = threading.Condition()
         self._revision = self._obeyed = 0  # of the rules: the last that was sent, and the last that is in force there
         self._gone = False
@@ -200,44 +200,66 @@ class EgressProcess:
         self._thread: threading.Thread | None = None
         self.questions = Questions(gate, self._reply, run=os.urandom(4).hex())
 
+    @property
+    def pid(self) -> int:
+        """The number of the process, known once it is ready."""
+        return self._fork.pid
+
     def open(self, guest: Confined) -> None:
-        """Give the process the doors of a guest, and the guest the certificate of the process's authority. Raises `LaunchFailed`."""
+        """Watch the doors of a guest, and give the guest the certificate of the process's authority. Raises `LaunchFailed`."""
         if guest.doors is None:
             raise RuntimeUnavailable("this runtime has no doors", missing=("egress-only",), hint='use runtime="process"')
+        self._doors = guest.doors
         try:
             roots = trust.system_roots()
-            certificate, given = self._await_readiness(), self._provisions
-            trust.write_trust(guest.doors.trust, roots, certificate, given.files)
-            secrets = (*given.secrets, *given.indexes)
-            with self._sending:
-                count = len(guest.doors.resolvers)
-                what = Orders(self._rules, count, secrets, given.own, given.tables, given.roots, self._exchange_orders)
-                orders.send(self._link, what.encoded(), guest.doors.sockets)
-                self._ordered = True
+            self._fork.await_authority()
+            trust.write_trust(guest.doors.trust, roots, self._fork.certificate, self._provisions.files)
         except OSError as error:
             raise LaunchFailed(f"the network could not be opened: {error.strerror or error}", hint="run: agent-sandbox doctor") from error
-        finally:
-            guest.doors.close()
         if not roots:
             self._notes.append("no certificates of the system were found, so no server can be verified")
         self._thread = threading.Thread(target=self._attend, name="agent-sandbox-network", daemon=True)
         self._thread.start()
 
-    def _await_readiness(self) -> bytes:
-        """Return the certificate of the process's authority. The process is confined by then."""
-        self._link.settimeout(READY_SECONDS)
+    def _await_arrival(self, doors: Doors) -> None:
+        """Wait until something arrives at a door, and give the process its orders; or until the run has ended.
+
+        Raises `LaunchFailed`, OSError, EOFError.
+        """
+        poller = select.poll()
+        for each in (*doors.sockets, self._wake):
+            poller.register(each, select.POLLIN)
+        poller.register(self._link, select.POLLRDHUP)
+        if self._link.fileno() in dict(poller.poll()):
+            with self._sending:
+                self._fork.await_readiness()  # which it may have failed to reach, and then says why
+            raise EOFError("it has gone")
+        with self._sending:
+            if not self._finishing:
+                self._order()
+
+    def _order(self) -> None:
+        """Give the process its orders and the doors, unless it has them or the doors are shut. `_sending` is held.
+
+        It is confined by then. Raises `LaunchFailed` and OSError.
+        """
+        if self._doors is None:
+            return
+        self._fork.await_readiness()
+        given, doors = self._provisions, self._doors
+        secrets = (*given.secrets, *given.indexes)
+        what = Orders(self._rules, len(doors.resolvers), secrets, given.own, given.tables, given.roots, self._exchange_orders)
+        self._ordered = True  # also if only a part of it arrives
         try:
-            self.pid = wire.credentials(self._link)
-            message, _ = orders.receive(self._link)
-        except (EOFError, TimeoutError, ValueError) as error:
-            raise LaunchFailed(f"the egress process did not start: {error}", hint="run: agent-sandbox doctor") from error
-        self._link.settimeout(None)
-        if message["kind"] != "ready":
-            why = str(message.get("why", ""))
-            hint = "install it: pip install '.[network]'" if "ModuleNotFoundError" in why else "run: agent-sandbox doctor"
-            raise LaunchFailed(f"the egress process could not get ready: {why}", hint=hint)
-        self._process = os.pidfd_open(self.pid)  # a process that is ready waits for its orders, so this is the one
-        return str(message["certificate"]).encode("ascii")
+            frames.send(self._link, what.encoded(), doors.sockets)
+        finally:
+            self._shut()
+
+    def _shut(self) -> None:
+        """Close our copies of the doors. `_sending` is held, or nobody else is there."""
+        if self._doors is not None:
+            self._doors.close()
+            self._doors = None
 
     def obey(self, rules: NetworkRules) -> None:
         """Judge every request from now on by these rules, and end the flows that they forbid. Raises OSError if the process has gone.
@@ -251,7 +273,7 @@ class EgressProcess:
                 return
             self._revision += 1
             revision = self._revision
-            orders.send(self._link, {"kind": "rules", "rules": orders.encode_rules(rules), "revision": revision})
+            frames.send(self._link, {"kind": "rules", "rules": orders.encode_rules(rules), "revision": revision})
         with self._obeying:
             if not self._obeying.wait_for(lambda: self._obeyed >= revision or self._gone, SEND_SECONDS):
                 self._end()  # it would go on under rules that hold no longer
@@ -280,71 +302,99 @@ class EgressProcess:
         return tuple(replace(each, times=times) for each, times in requests.items()), untold
 
     def finish(self) -> None:
-        """Let the process report its last flows and end."""
+        """Let the process report its last flows and end. One that had nothing to do is not asked. The guest's processes have gone."""
         if self._thread is None:
             return
-        self._finishing = True
         self.questions.close()
-        with suppress(OSError):
-            self._send({"kind": "finish"})
-        self._thread.join(RECORD_SECONDS if self._exchanges and self._exchanges.writer else FINISH_SECONDS)
+        with self._sending:
+            self._finishing = True
+            try:
+                if self._doors is not None and _waits_at(self._doors):  # what the guest did last is recorded too
+                    self._order()
+            except (OSError, LaunchFailed) as error:
+                self._end()
+                self._lose(error.message if isinstance(error, LaunchFailed) else f"the egress process ended: {error}")
+            self._shut()
+        os.eventfd_write(self._wake, 1)
+        if self._ordered:
+            with suppress(OSError):
+                self._send({"kind": "finish"})
+            self._thread.join(RECORD_SECONDS if self._exchanges and self._exchanges.writer else FINISH_SECONDS)
 
     def close(self) -> None:
-        """End the process, and wait until it has ended. Idempotent."""
-        if self._link.fileno() < 0:
+        """End the process, and wait until it has ended, or has said that its flows have. Without orders, it is left to the next run.
+
+        Idempotent.
+        """
+        if self._closed:
             return
-        self._finishing = True
+        self._closed = self._finishing = True
         self.questions.close()
-        self._end()
+        if self._ordered:
+            self._end()  # and with it whoever waits for it to read what it was sent
+        with self._sending:
+            self._shut()  # from now on it gets no orders
+        if self._ordered:
+            self._end()
+        os.eventfd_write(self._wake, 1)
         if self._thread is not None:
             self._thread.join()
-        self._link.close()  # a process that has not said a word yet ends by that
-        if self._process is not None:
-            poller = select.poll()
-            poller.register(self._process, select.POLLIN)
-            poller.poll()
-            os.close(self._process)
-            self._process = None
-            self._zygote.keep_ready()
+        os.close(self._wake)
+        if not self._ordered:
+            self._zygote.take_back(self._fork)
+            return
+        if self._settled:
+            self._zygote.let_go(self._fork)
+        else:
+            self._fork.ended()
+        self._zygote.keep_ready()
 
     def _end(self) -> None:
-        if self._process is not None:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._process, signal.SIGKILL)
+        self._fork.end()
 
     def _send(self, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
         """Send a message. A process that takes none any more is ended, so that nobody waits for it. Raises OSError."""
         with self._sending:
             try:
-                orders.send(self._link, message, descriptors)
+                frames.send(self._link, message, descriptors)
             except BlockingIOError:
                 self._end()
                 raise
 
     def _attend(self) -> None:
-        """Serve the messages of the process, until it has gone."""
+        """Wait until the network is used, then serve the messages of the process, until it has gone."""
         why = "the egress process ended"
         try:
-            while True:
-                message, extra = orders.receive(self._link)
+            if (doors := self._doors) is not None:
+                self._await_arrival(doors)
+            while self._ordered:
+                message, extra = frames.receive(self._link)
                 wire.close_all(extra)
                 if self._finishing and message["kind"] == "ended":
+                    self._settled = True
                     break
                 self._hear(message)
         except EOFError:
             pass
         except OSError as error:
             why = f"the egress process ended: {error}"
+        except LaunchFailed as error:
+            why = error.message
         except SandboxError as error:  # what cannot be recorded is not done
             why = f"its flows cannot be recorded: {error.message}"
         except Exception as error:
             why = f"the egress process sent nonsense ({type(error).__name__})"
-        self._end()
-        with self._obeying:
-            self._gone = True
-            self._obeying.notify_all()
-        if not self._finishing:
-            self._lose(why)
+        if self._ordered:
+            self._end()
+        try:
+            if not (self._settled or self._closed) and (self._ordered or not self._finishing):
+                self._lose(why)  # before the program inside can notice
+        finally:
+            with self._sending:
+                self._shut()
+            with self._obeying:
+                self._gone = True
+                self._obeying.notify_all()
 
     def _hear(self, message: dict[str, Any]) -> None:
         if message["kind"] == "resolve":
@@ -441,6 +491,14 @@ class EgressProcess:
     def _answer(self, number: int, addresses: tuple[str, ...], why: str) -> None:
         with suppress(OSError):  # the process has gone meanwhile
             self._send({"kind": "resolved", "number": number, "addresses": list(addresses), "why": why})
+
+
+def _waits_at(doors: Doors) -> bool:
+    """Return whether a connection or a query waits at a door."""
+    poller = select.poll()
+    for each in doors.sockets:
+        poller.register(each, select.POLLIN)
+    return bool(poller.poll(0))
 
 
 def proxied(env: Mapping[str, str], ports: tuple[int, ...]) -> dict[str, str]:

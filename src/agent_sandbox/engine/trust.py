@@ -24,12 +24,15 @@ from functools import lru_cache
 from glob import escape, glob
 from hashlib import sha1
 
-from agent_sandbox._fast.values import replace
+from agent_sandbox._fast.values import TYPE_CHECKING, replace
 from agent_sandbox.engine.provisions import ShownFile
 from agent_sandbox.kernel.ids import FIRST_ID
 from agent_sandbox.kernel.mount_plan import MountPlan, Overlay, Step, Symlink
 from agent_sandbox.kernel.wire import TRUST
 from agent_sandbox.policy.paths import contains
+
+if TYPE_CHECKING:
+    from hashlib import _Hash as HASH
 
 KNOWN_SECONDS = 5.0  # after this time we notice that a store was installed or removed
 BUNDLE, KEY_STORE = f"{TRUST}/ca.pem", f"{TRUST}/cacerts"
@@ -83,9 +86,17 @@ def system_roots() -> bytes:
     From the system's own files only, never from the environment: an agent may have written that.
     """
     for path in SYSTEM:
-        with suppress(OSError), open(path, "rb") as file:
-            return file.read().rstrip(b"\n") + b"\n"
+        with suppress(OSError):
+            found = os.stat(path)
+            return _read_roots(path, (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns))
     return b""
+
+
+@lru_cache(maxsize=2)
+def _read_roots(path: str, version: tuple[int, ...]) -> bytes:
+    """Return the content of a file, read once for each of its versions."""
+    with open(path, "rb") as file:
+        return file.read().rstrip(b"\n") + b"\n"
 
 
 def trusting(plan: MountPlan, project: str | None, env: Mapping[str, str], files: Iterable[ShownFile] = ()) -> MountPlan:
@@ -149,29 +160,53 @@ def write_trust(directory: int, roots: bytes, authority: bytes, files: Iterable[
 
     Raises OSError.
     """
-    certificates = ((BUNDLE, 0o644, roots + authority), (KEY_STORE, 0o644, key_store(roots, authority)))
-    for name, mode, content in (*certificates, *((each.link, each.mode, each.content) for each in files)):
+    certificates = ((BUNDLE, 0o644, (roots, authority)), (KEY_STORE, 0o644, key_store(roots, authority)))
+    for name, mode, pieces in (*certificates, *((each.link, each.mode, (each.content,)) for each in files)):
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-        with open(os.open(os.path.basename(name), flags, mode, dir_fd=directory), "wb") as file:
+        with open(os.open(os.path.basename(name), flags, mode, dir_fd=directory), "wb", buffering=0) as file:
             os.fchmod(file.fileno(), mode)
             if os.geteuid() == 0:  # the guest's own root may write to them, as tools that add certificates do: it is lost with the run
                 os.fchown(file.fileno(), FIRST_ID, FIRST_ID)
-            file.write(content)
+            for piece in pieces:
+                _write(file.fileno(), piece)
 
 
-def key_store(*parts: bytes) -> bytes:
-    """Return certificates as a Java key store (JKS), which every Java reads: a count, an entry each, and a digest with the password."""
-    entries = [entry for part in parts for entry in _entries(part)]
-    store = _JKS + _JKS_VERSION.to_bytes(4, "big") + len(entries).to_bytes(4, "big")
-    store += b"".join(_TRUSTED.to_bytes(4, "big") + _utf(f"c{number}") + entry for number, entry in enumerate(entries))
-    return store + sha1(_PASSWORD.encode("utf-16-be") + b"Mighty Aphrodite" + store, usedforsecurity=False).digest()
+def _write(file: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]
 
 
-@lru_cache(maxsize=2)  # the roots of the machine are the same for every run
-def _entries(pem: bytes) -> tuple[bytes, ...]:
-    """Return what follows the name in the entry of each certificate."""
+def key_store(roots: bytes, authority: bytes) -> tuple[bytes, bytes]:
+    """Return certificates as a Java key store (JKS), which every Java reads: a count, an entry each, and a digest with the password.
+
+    In two pieces: the roots of the machine are the same for every run, and so is most of the digest.
+    """
+    own = _certificates_in(authority)
+    first, digest, count = _key_store_of(roots, len(own))
+    digest = digest.copy()
+    last = b"".join(_entry(count + number, content) for number, content in enumerate(own))
+    digest.update(last)
+    return first, last + digest.digest()
+
+
+@lru_cache(maxsize=2)
+def _key_store_of(roots: bytes, more: int) -> tuple[bytes, HASH, int]:
+    """Return the beginning of a key store that has so many entries more, its digest so far, and the number of its entries."""
+    entries = _certificates_in(roots)
+    store = _JKS + _JKS_VERSION.to_bytes(4, "big") + (len(entries) + more).to_bytes(4, "big")
+    store += b"".join(_entry(number, content) for number, content in enumerate(entries))
+    return store, sha1(_PASSWORD.encode("utf-16-be") + b"Mighty Aphrodite" + store, usedforsecurity=False), len(entries)
+
+
+def _entry(number: int, content: bytes) -> bytes:
+    return _TRUSTED.to_bytes(4, "big") + _utf(f"c{number}") + bytes(8) + _utf("X.509") + len(content).to_bytes(4, "big") + content
+
+
+def _certificates_in(pem: bytes) -> list[bytes]:
+    """Return the content of each certificate."""
     blocks = [block.partition(b"-----END CERTIFICATE-----")[0] for block in pem.split(b"-----BEGIN CERTIFICATE-----")[1:]]
-    return tuple(bytes(8) + _utf("X.509") + len(content).to_bytes(4, "big") + content for content in map(b64decode, blocks))
+    return [b64decode(each) for each in blocks]
 
 
 def _utf(text: str) -> bytes:

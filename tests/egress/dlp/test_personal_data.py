@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.egress.dlp.samples import rules_found
+from tests.egress.dlp.samples import find, rules_found
 
 # Numbers that the networks and registries publish for tests, with one digit changed in the second column.
 CARDS = [
@@ -35,6 +35,43 @@ NATIONAL = [
 def test_a_card_is_known_by_its_check_digit(right: str, wrong: str) -> None:
     assert "card" in rules_found(f"paid with {right}.".encode())
     assert "card" not in rules_found(f"paid with {wrong}.".encode())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"span_id": "%s", "n": 1}',
+        '{"traceId":"%s"}',
+        "x-b3-parentid: %s\r\n",
+        "dd.trace_id=%s dd.span_id=1",
+        '{\\"parent_id\\": \\"%s\\"}',
+    ],
+)
+def test_a_number_of_a_trace_is_no_card_though_its_digits_agree(text: str) -> None:
+    """They are drawn at random, in hex; one of two thousand has digits alone, and one of forty of these agrees."""
+    number = "4290726703159195"
+    assert "card" not in rules_found((text % number).encode())
+    assert "card" in rules_found((text % "4290 7267 0315 9195").encode()), "nobody writes the number of a trace so"
+    other = text.replace("span", "order").replace("trace", "order").replace("parent", "order")
+    assert "card" in rules_found((other % number).encode()), "the control: the name alone makes the difference"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Phone: 0490 75 40 81", "tel. 467 3395", '"mobile": "9472 7916"', "Telefon: (08) 8747 6301", "please call me on 01.84.17.61.18?"],
+)
+def test_a_telephone_number_of_any_country_is_known_behind_the_word_for_it(text: str) -> None:
+    assert "phone-in-context" in rules_found(text.encode())
+    assert {finding.action for finding in find(text.encode()) if finding.rule == "phone-in-context"} == {"alert"}
+    without = (
+        text.replace("Phone", "Row").replace("tel.", "row").replace("mobile", "row").replace("Telefon", "Row").replace("call me", "sat")
+    )
+    assert not any(rule.startswith("phone") for rule in rules_found(without.encode())), "the control: the word tells"
+
+
+@pytest.mark.parametrize("text", ["phone: 3.1.2", "tel = 1234", "mobile: 1111111", "intel: 4673395", "phone_1 = 20261117T1000"])
+def test_other_numbers_behind_such_a_word_are_none(text: str) -> None:
+    assert "phone-in-context" not in rules_found(text.encode())
 
 
 @pytest.mark.parametrize(("right", "wrong"), IBANS)

@@ -16,7 +16,7 @@ from hashlib import sha256
 from typing import Any
 
 _PART = re.compile(r"(\[[^\]\\^]*(?:\\[tnrf][^\]\\^]*)*\]|\\[.$+/\\-]|[^\\\[\](){}^$.*+?|])(\{\d+\})?")
-_store: dict[bytes, bytes] | None = None  # compiled expressions by their digests, see `compiling_with`
+_store: dict[bytes, bytes] | None = None  # results by the digests of what they were made of, see `compiling_with`
 _RANGE = re.compile(r"(.)-(.)|(.)", re.DOTALL)
 
 
@@ -108,20 +108,30 @@ def _database(sought: Sequence[Sought]) -> Any:
     expressions, ids = [each.expression for each in sought], [each.number for each in sought]
     flags = [hyperscan.HS_FLAG_PREFILTER | (0 if each.places else hyperscan.HS_FLAG_SINGLEMATCH) for each in sought]
     digest = sha256(repr((expressions, ids, flags)).encode()).digest()
-    if _store is not None and (compiled := _store.get(digest)) is not None:
+    if (compiled := kept_result(digest)) is not None:
         database = hyperscan.loadb(compiled, hyperscan.HS_MODE_BLOCK)
         database.scratch = hyperscan.Scratch(database)
         return database
     database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
     database.compile(expressions=expressions, ids=ids, flags=flags)
-    if _store is not None:
-        _store[digest] = hyperscan.dumpb(database)
+    keep_result(digest, hyperscan.dumpb(database))
     return database
+
+
+def kept_result(digest: bytes) -> bytes | None:
+    """Return what was kept under this digest, see `compiling_with`; None if nothing was."""
+    return None if _store is None else _store.get(digest)
+
+
+def keep_result(digest: bytes, result: bytes) -> None:
+    """Keep a result under the digest of what it was made of, if there is a store."""
+    if _store is not None:
+        _store[digest] = result
 
 
 @contextmanager
 def compiling_with(store: dict[bytes, bytes]) -> Iterator[None]:
-    """Take compiled expressions from a store while the block lasts, and put those into it that it lacks: compiling takes long.
+    """Take compiled expressions and checked rules from a store while the block lasts, and put those into it that it lacks.
 
     What is in the store must have been put there on this machine.
     """

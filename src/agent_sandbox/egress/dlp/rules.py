@@ -6,17 +6,27 @@ match take more than linear time. Hyperscan, where it is installed, tells in one
 
 from __future__ import annotations
 
+import json
+import os
 import re
-import tomllib
 from collections.abc import Iterable, Iterator
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cache
-from importlib import resources
+from hashlib import sha256
 from typing import Any
 
 from agent_sandbox.egress.dlp.checks import CHECKS, holds
-from agent_sandbox.egress.dlp.prefilter import Prefilter, Sought, parts_of, regions, reversed_needle, rotated_needle
+from agent_sandbox.egress.dlp.prefilter import (
+    Prefilter,
+    Sought,
+    keep_result,
+    kept_result,
+    parts_of,
+    regions,
+    reversed_needle,
+    rotated_needle,
+)
 from agent_sandbox.errors import PolicyError
 
 ACTIONS = ("block", "redact", "ask", "alert")
@@ -76,7 +86,14 @@ def default_rules() -> tuple[SearchRule, ...]:
 
 @cache
 def _shipped() -> tuple[SearchRule, ...]:
-    return read_rules(resources.files(__package__).joinpath("rules.toml").read_text("utf-8"), "rules.toml")
+    with open(os.path.join(os.path.dirname(__file__), "rules.toml"), encoding="utf-8") as file:
+        text = file.read()
+    key = sha256(repr((text, sorted(_FIELDS))).encode()).digest()
+    if (kept := kept_result(key)) is not None:  # it was checked before it was kept
+        return tuple(SearchRule(**{**each, "check": tuple(each["check"])}) for each in json.loads(kept))
+    rules = read_rules(text, "rules.toml")
+    keep_result(key, json.dumps([vars(each) for each in rules]).encode())
+    return rules
 
 
 def read_rules(text: str, origin: str, known: Iterable[SearchRule] = ()) -> tuple[SearchRule, ...]:
@@ -84,6 +101,8 @@ def read_rules(text: str, origin: str, known: Iterable[SearchRule] = ()) -> tupl
 
     Raises `PolicyError` that names the origin, the line and the rule at fault.
     """
+    import tomllib  # only for a table that is not kept
+
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -168,7 +187,9 @@ class RuleMatcher:
     """The rules of one search, compiled. It keeps nothing of the texts it reads, and one thread uses it at a time."""
 
     rules: tuple[SearchRule, ...]
-    _patterns: list[tuple[Any, int, Any]] = field(init=False)  # each with the group that is the value, and what no match holds
+    _patterns: dict[int, tuple[Any, int, Any]] = field(
+        init=False
+    )  # that were used, each with the group of the value, and what no match holds
     _filter: Prefilter = field(init=False)
     _tries: list[tuple[int, str]] = field(init=False)  # for each expression of the prefilter: the rule, and how its text is turned round
 
@@ -177,9 +198,7 @@ class RuleMatcher:
 
     def __post_init__(self) -> None:
         self._in_force = list(self.rules)
-        patterns = [_compiled(rule.pattern, rule.id) for rule in self.rules]
-        unless = [_compiled(rule.unless, rule.id) if rule.unless else None for rule in self.rules]
-        self._patterns = [(pattern, min(1, pattern.groups), no) for pattern, no in zip(patterns, unless, strict=True)]
+        self._patterns = {}
         sought: list[Sought] = []
         self._tries = []
         for number, rule in enumerate(self.rules):
@@ -224,8 +243,21 @@ class RuleMatcher:
         if self._others is not None:
             yield from self._others.matches(text, turned=turned)
 
+    def compile(self, most: int | None = None) -> None:
+        """Compile the patterns now, or so many of them, and not when the prefilter first finds that they can match."""
+        for number in range(len(self.rules))[:most]:
+            self._pattern(number)
+
+    def _pattern(self, number: int) -> tuple[Any, int, Any]:
+        if (known := self._patterns.get(number)) is None:
+            rule = self.rules[number]
+            pattern = _compiled(rule.pattern, rule.id)
+            known = pattern, min(1, pattern.groups), _compiled(rule.unless, rule.id) if rule.unless else None
+            self._patterns[number] = known
+        return known
+
     def _exactly(self, number: int, text: bytes, low: int, high: int) -> Iterator[tuple[int, int]]:
-        pattern, group, unless = self._patterns[number]
+        pattern, group, unless = self._pattern(number)
         for found in pattern.finditer(text, low, high):
             start, end = found.span(group)
             if start == end or not holds(self.rules[number].check, text[start:end].decode("latin-1")):
