@@ -43,6 +43,9 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["log", "--category", "pro"], ("process", "promotion")),
         (["log", "--level", "w"], ("warning",)),
         (["log", "v"], ("verify",)),
+        (["try", "--keep", "w"], ("winner",)),
+        (["try", "--live", ""], ("stores", "all", "none")),
+        (["try", "a=ls", "--tot"], ("--total-timeout",)),
         (["log", "verify", "v"], ()),
         (["completion", ""], ("bash", "zsh", "fish")),
         (["help", "undo"], ("undo",)),
@@ -115,3 +118,9 @@ def test_a_script_is_one_that_its_shell_can_read(shell: str, capfd: pytest.Captu
     (tmp_path / "script").write_text(capfd.readouterr().out)
     done = subprocess.run([shell, "-n", str(tmp_path / "script")], capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_kept_experiments_are_offered(state: Path) -> None:
+    for name in ("0123456789ab", ".lock", "$(id)"):
+        (state / "experiments" / name).mkdir(parents=True)
+    assert candidates(["try", ""]) == ("0123456789ab",)

@@ -6,17 +6,20 @@ import errno
 import fcntl
 import os
 import select
-import signal
 import struct
-import termios
-import tty
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from types import FrameType
 
+from agent_sandbox._fast.contexts import contextmanager, suppress
+from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.errors import PolicyError, RuntimeUnavailable
 from agent_sandbox.kernel import wire
 from agent_sandbox.runtime.base import Guest, Terminal
+
+if TYPE_CHECKING:
+    import signal
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from types import FrameType
+else:
+    import _signal as signal  # without the enumerations of `signal`
 
 # This lists the names to pass, not the names to hold back: nobody knows yet in which variable the next service keeps its token.
 PASSED = frozenset(
@@ -156,6 +159,29 @@ def forwarding() -> Iterator[Forwarding]:
         os.close(woken)
 
 
+@contextmanager
+def unwound_by_signals(received: list[int], *, once: bool = False) -> Iterator[None]:
+    """Turn signals that would end the program into `KeyboardInterrupt`, so that nothing is left behind.
+
+    With `once`, only the first does, SIGINT included, so that a second one does not interrupt the clearing away.
+    """
+
+    def unwind(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        if not once or len(received) == 1:
+            raise KeyboardInterrupt
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+    for number, handler in before.items():
+        if handler is signal.SIG_DFL or (once and handler is signal.default_int_handler):
+            signal.signal(number, unwind)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+
 class EscapedOutput:
     """Prints the output of a guest that has no terminal of its own on our terminal, with control characters escaped.
 
@@ -188,7 +214,9 @@ class EscapedOutput:
 
 def terminal_size() -> Terminal:
     """Return the size of our terminal; 24 by 80 if it is unknown."""
-    rows, columns, _, _ = struct.unpack("HHHH", fcntl.ioctl(0, termios.TIOCGWINSZ, bytes(8)))
+    from termios import TIOCGWINSZ
+
+    rows, columns, _, _ = struct.unpack("HHHH", fcntl.ioctl(0, TIOCGWINSZ, bytes(8)))
     return Terminal(rows or 24, columns or 80)
 
 
@@ -207,6 +235,9 @@ class LentTerminal:
 
         We copy the descriptor of the guest's terminal, because the original is closed together with the guest's streams.
         """
+        import termios
+        import tty
+
         tty.setraw(0, termios.TCSADRAIN)
         if guest.terminal is not None:
             self._theirs = os.dup(guest.terminal)
@@ -215,9 +246,11 @@ class LentTerminal:
     def resize(self, number: int, frame: FrameType | None) -> None:
         """Handle SIGWINCH: give the guest's terminal the size of ours. The kernel then notifies the programs in it."""
         if self._theirs is not None:
+            from termios import TIOCSWINSZ
+
             with suppress(OSError):
                 size = terminal_size()
-                fcntl.ioctl(self._theirs, termios.TIOCSWINSZ, struct.pack("HHHH", size.rows, size.columns, 0, 0))
+                fcntl.ioctl(self._theirs, TIOCSWINSZ, struct.pack("HHHH", size.rows, size.columns, 0, 0))
 
     def end(self) -> None:
         """Close our copy of the guest's terminal."""
@@ -229,6 +262,8 @@ class LentTerminal:
 @contextmanager
 def lent_terminal() -> Iterator[LentTerminal]:
     """Yield a `LentTerminal`, and restore the settings of our terminal at the end of the block."""
+    import termios
+
     before = termios.tcgetattr(0)
     loan = LentTerminal()
     resized = signal.signal(signal.SIGWINCH, loan.resize)

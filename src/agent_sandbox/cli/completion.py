@@ -166,6 +166,8 @@ def _arguments(verb: str, arguments: Sequence[str], before: Sequence[str]) -> It
             return _snapshots(before)
         case "carry-out":
             return _names("plans", _HEX)
+        case "try":
+            return _names("experiments", _HEX)
         case "approve" | "deny":
             return _names("approvals", _HEX)
         case _:
@@ -204,6 +206,10 @@ def _values(option: str, current: str, before: Sequence[str]) -> Iterable[str]:
             return COLOURS
         case "--runtime":
             return ("process", "wasm", "auto")
+        case "--keep":
+            return ("all", "winner", "none")
+        case "--live":
+            return ("stores", "all", "none")
         case "--resolve":
             return ("ours", "theirs", "markers")
         case _:

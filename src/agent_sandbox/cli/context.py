@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 
 from agent_sandbox import policy_files
+from agent_sandbox._fast.contexts import ExitStack, contextmanager
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.assembly import here
 from agent_sandbox.cli.caller import CAPABILITY, in_a_child
@@ -22,7 +21,6 @@ from agent_sandbox.policy.model import CLONED_LIMITS, OFFLINE, Limits, Policy, P
 from agent_sandbox.policy.paths import PathPattern, parse
 from agent_sandbox.policy.search_rules import SearchRules
 from agent_sandbox.policy.secrets import reveal
-from agent_sandbox.policy.traffic_budgets import TrafficBudget, read_budget
 from agent_sandbox.workspace.changes import Change, ChangeSet
 from agent_sandbox.workspace.originals.runs import file_clock_ns
 from agent_sandbox.workspace.project import Project, find_project
@@ -30,12 +28,15 @@ from agent_sandbox.workspace.store import SandboxState, Store, sandbox_id
 from agent_sandbox.workspace.stored_sandbox import Stored
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from agent_sandbox.cli.elevation import Lifted
     from agent_sandbox.engine.code_check import EarlyLook
     from agent_sandbox.engine.network_control import NetworkControl
     from agent_sandbox.engine.runtimes import Registry
     from agent_sandbox.policy.files.layers import Effective
     from agent_sandbox.policy.network import NetworkRules
+    from agent_sandbox.policy.traffic_budgets import TrafficBudget
     from agent_sandbox.runtime.base import Runtime
 
 
@@ -160,6 +161,10 @@ def _preset(options: PolicyOptions, project: Project, limits: Limits) -> Policy:
 
 def _budgets(options: PolicyOptions, network: NetworkRules) -> tuple[TrafficBudget, ...]:
     """Return the budgets of a network and of the options. Raises `PolicyError` for one that cannot be read."""
+    if not options.budgets:
+        return network.budgets
+    from agent_sandbox.policy.traffic_budgets import read_budget  # few runs have a budget
+
     return (*network.budgets, *map(read_budget, options.budgets))
 
 
@@ -349,8 +354,8 @@ def recover(stored: Stored, gate: Gate) -> None:
 def current_and_whole(named: str | None, policy: PolicyOptions) -> ProjectSandbox:
     """Return the project and its sandbox, for a verb that does not promote. First finish or roll back an interrupted promotion.
 
-    A promotion that another process is performing is left alone. A promotion that cannot be finished is reported. Expired plans are
-    removed.
+    A promotion that another process is performing is left alone. A promotion that cannot be finished is reported. Expired plans and
+    experiments are removed.
     """
     from agent_sandbox.engine.recover import interrupted
 
@@ -359,6 +364,10 @@ def current_and_whole(named: str | None, policy: PolicyOptions) -> ProjectSandbo
         from agent_sandbox.workspace.saved_plans import Plans
 
         Plans(sandbox.state.store).sweep()
+    if os.path.isdir(os.path.join(sandbox.state.store.path, "experiments")):
+        from agent_sandbox.workspace.experiment_store import ExperimentStore
+
+        ExperimentStore(sandbox.state.store).sweep()
     if interrupted(sandbox.state):
         try:
             recover(Stored(sandbox.state), here().gate(policy_of(policy, sandbox.project), sandbox=sandbox.state.id))

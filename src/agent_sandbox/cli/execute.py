@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 
+from agent_sandbox._fast.contexts import ExitStack, contextmanager
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.assembly import here
 from agent_sandbox.cli import caller
@@ -19,9 +18,7 @@ from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.runtimes import Runtimes
 from agent_sandbox.engine.work import Code, Command, Outcome, Work
 from agent_sandbox.errors import Busy, Denied, PolicyError
-from agent_sandbox.policy.hosts import bracketed
 from agent_sandbox.policy.model import Policy
-from agent_sandbox.policy.network import WEB_PORTS
 from agent_sandbox.policy.paths import contains
 from agent_sandbox.runtime.base import Exit, ExitReason, Guest
 from agent_sandbox.runtime.process.zygote import Zygote
@@ -29,6 +26,9 @@ from agent_sandbox.workspace.project import Project
 from agent_sandbox.workspace.view.plan import PRIVATE
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from agent_sandbox.engine.egress_program import EgressProgram
     from agent_sandbox.engine.exchange_records import ExchangeOptions
     from agent_sandbox.policy.publications import Publication
 
@@ -193,13 +193,19 @@ class ExplainResult(VerbResult):
 
 
 def perform(
-    options: CommandOptions, what: Code | Command, console: Console, *, stdin: int | bytes, forked: Zygote | None = None
+    options: CommandOptions,
+    what: Code | Command,
+    console: Console,
+    *,
+    stdin: int | bytes,
+    forked: Zygote | None = None,
+    egress: EgressProgram | None = None,
 ) -> VerbResult:
-    """Run the work and return its result. `forked` is a zygote for native programs, if there is one already.
+    """Run the work and return its result. `forked` is a zygote for native programs, and `egress` the egress program, if they exist already.
 
     If the policy refuses a program, a person at the terminal may allow it for a limited time. Then the work is tried again.
     """
-    with runtimes_for(options, forked, console) as runtimes:
+    with runtimes_for(options, forked, console, egress) as runtimes:
         try:
             return _perform(options, what, stdin, runtimes, console)
         except Denied as refusal:
@@ -218,7 +224,7 @@ def _perform(options: CommandOptions, what: Code | Command, stdin: int | bytes, 
     if options.record_network is not None or options.replay_network is not None:
         options, exchanges = _exchanges(options)
     with ExitStack() as stack:
-        opening = session_for(options, console, runtimes, _say_who_has_it)
+        opening = session_for(options, console, runtimes, say_who_has_it)
         session, project = opening.session, opening.project
         stack.callback(session.gate.end)
         _warn_about(opening)
@@ -247,7 +253,7 @@ def _perform(options: CommandOptions, what: Code | Command, stdin: int | bytes, 
         if options.simulate:
             from agent_sandbox.cli.commands.sim import simulate  # few runs are simulated
 
-            return simulate(options, session, work, project, console, _say_who_has_it)
+            return simulate(options, session, work, project, console, say_who_has_it)
         if options.diff:
             from agent_sandbox.cli.commands.diff import diff_of  # and with it all that makes a diff
 
@@ -272,6 +278,9 @@ def _exchanges(options: CommandOptions) -> tuple[CommandOptions, ExchangeOptions
         known.close()
         if not known.hosts:
             raise PolicyError(f"the record {replay!r} holds no exchange", hint="record a run that sends requests")
+        from agent_sandbox.policy.hosts import bracketed
+        from agent_sandbox.policy.network import WEB_PORTS
+
         names = ((bracketed(name), port) for name, port in known.hosts)
         hosts = tuple(dict.fromkeys(name if port in WEB_PORTS else f"{name}:{port}" for name, port in names))
         options = replace(options, policy=replace(options.policy, network=hosts))
@@ -362,9 +371,11 @@ def _interactive(session: Session, work: Work, forward: caller.Forwarding) -> Ou
 
 
 @contextmanager
-def runtimes_for(options: CommandOptions, forked: Zygote | None, console: Console) -> Iterator[Runtimes]:
+def runtimes_for(
+    options: CommandOptions, forked: Zygote | None, console: Console, egress: EgressProgram | None = None
+) -> Iterator[Runtimes]:
     """Yield the runtimes for one command, and close them at the end of the block."""
-    registry = here().command_line_registry(forked)
+    registry = here().command_line_registry(forked, egress)
     wish = options.isolation
     try:
         if wish not in registry:
@@ -402,7 +413,8 @@ def _explain(session: Session, work: Work) -> ExplainResult:
     return ExplainResult((*explain(route), *plan.describe(), *(f"note: {note}" for note in plan.notes)))
 
 
-def _say_who_has_it(busy: Busy) -> None:
+def say_who_has_it(busy: Busy) -> None:
+    """Tell that a run waits, and for whom."""
     remark(f"{busy.message}; waiting for it")
 
 

@@ -5,9 +5,10 @@ Verbs of later versions are listed too, so that they are refused by name instead
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, field, replace
 
-from agent_sandbox._fast.values import dataclass, field, replace
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 ANY = 1 << 30
 
@@ -94,7 +95,7 @@ _OPTIONS = (
     Option("--since", "TIME", "only entries from then on: 2026-11-16, 2026-11-16T06:30, 30m, 2h, 7d"),
     Option("--until", "TIME", "only entries before then"),
     Option("--denied", help="only refused actions"),
-    Option("--category", "NAME", "only process, code, promotion, tool, file, network, capability, approval, elevation, outcome or ledger"),
+    Option("--category", "NAME", "process|code|promotion|tool|file|network|capability|approval|elevation|experiment|outcome|ledger"),
     Option("--level", "NAME", "only this level and above: debug, info, warning, error, critical"),
     Option("--sandbox", "ID", "only this sandbox, by its name in `log --all`"),
     Option("--grep", "WORDS", "only entries with these words"),
@@ -143,6 +144,15 @@ _OPTIONS = (
     Option("--deterministic", help="the same output, changes and fuel every time: virtual time, seeded randomness; only for code"),
     Option("--seed", "N", "the seed of a deterministic run; default: 0"),
     Option("--fuel", "N", "limit of instructions of code inside WebAssembly"),
+    Option("--check", "COMMAND", "an attempt passes if this command exits with 0 in its sandbox"),
+    Option("--promote", help="promote the winner, as promote does: it asks, or needs --yes and --approve"),
+    Option("--first", help="end when one attempt has passed, which is the winner; cancel the others"),
+    Option("--total-timeout", "TIME", "time limit of the whole experiment: 30, 5m, 1h"),
+    Option("--cpu", "TIME", "limit of processor time of all attempts together, shared equally: 30, 5m"),
+    Option("--jobs", "N", "run at most so many attempts at once; never more than processors and memory allow", short=("-j",)),
+    Option("--report", "FILE", "a JUnit XML file that the check writes in the project, for the number of tests"),
+    Option("--live", "WHICH", "what attempts see as it changes, not frozen: stores (the default: large node_modules, …), all or none"),
+    Option("--keep", "WHICH", "keep the attempts for an hour: all (the default), winner, or none (the default after a promotion)"),
     Option("--record", "FILE", "write a record of a deterministic, throw-away run, for replay"),
 )
 OPTIONS = {spelling: option for option in _OPTIONS for spelling in (option.name, *option.short)}
@@ -150,27 +160,9 @@ COMMON = ("--json", "--quiet", "--color", "--help", "--project")
 
 _RUNNING = (
     *("--throw-away", "--cwd", "--env", "--env-file", "--timeout", "--memory", "--disk", "--processes", "--deny", "--reveal", "--system"),
-    *(
-        "--allow",
-        "--deny-command",
-        "--network",
-        "--allow-network",
-        "--secret",
-        "--intent",
-        "--budget",
-        "--no-dlp",
-        "--publish",
-        "--record-network",
-        "--record-bodies",
-        "--replay-network",
-        "--capability",
-        "--policy",
-        "--explain",
-        "--wait",
-        "--no-wait",
-        "--watch-reads",
-        "--observe",
-    ),
+    *("--allow", "--deny-command", "--network", "--allow-network", "--secret", "--intent", "--budget", "--no-dlp", "--publish"),
+    *("--record-network", "--record-bodies", "--replay-network", "--capability", "--policy", "--explain", "--wait", "--no-wait"),
+    *("--watch-reads", "--observe"),
 )
 _RUNTIMES = ("--runtime", "--deterministic", "--seed", "--fuel", "--record", "--send")
 _SHOWING = ("--all", "--stat", "--side-by-side", "--patch", "--raw", "--name-only", "--only", "--no-pager")
@@ -291,6 +283,38 @@ planned, they are carried over; else they are a plan of their own. Variables of 
 nothing runs, and only the files of the plan are carried over.
 
 It exits with 1 if reality has changed or the command did something else, with 3 if it was not approved; then no file was changed.""",
+    ),
+    "try": Verb(
+        'try NAME="COMMAND"… [--check "COMMAND"] [--promote] [OPTION…] | try [ID[/NAME]] [--promote] [--side-by-side]',
+        "try several approaches at once, compare them, and promote the winner",
+        (
+            *("--check", "--promote", "--first", "--timeout", "--total-timeout", "--cpu", "--jobs", "--report", "--live", "--keep"),
+            *("--side-by-side", "--yes", "--approve", "--merge", "--force", "--resolve", "--caches", "--expect", "--only", "--skip"),
+            *("--cwd", "--env", "--env-file", "--memory", "--disk", "--processes", "--deny", "--reveal", "--system", "--allow"),
+            *("--deny-command", "--network", "--allow-network", "--secret", "--intent", "--budget", "--no-dlp", "--capability", "--policy"),
+        ),
+        (0, ANY),
+        helps={
+            "--timeout": "time limit of each attempt with its check: 30, 5m, 1h",
+            "--memory": "memory limit of each attempt; fewer run at once if memory is short. Default: an equal share",
+            "--side-by-side": "show the diffs of all attempts beside one another",
+        },
+        details="""  agent-sandbox try a="sed -i s/2/3/ app.py" b="git revert HEAD" --check "pytest -q"
+  agent-sandbox try a="npm update" b="npm ci" --check "npm test" --first --timeout 5m --promote
+  agent-sandbox try 3f9a1c/b --promote
+
+Each command is a line for bash, in a sandbox of its own. All start from the same frozen copy of the project, with the changes in the
+project's sandbox, and run at once, as many as processors and memory allow. The check runs on a copy of each attempt's sandbox, so
+nothing that it writes is promoted. An attempt that does not exit with 0 is not checked.
+
+Among those that pass, the winner has the fewest failed tests, then the most passed tests, the fewest changed lines, the fewest changed
+files, or else was given first. Numbers of tests are claims of its output (pytest, unittest, Jest, go test, TAP, JUnit XML).
+
+Without --promote nothing real is changed, and attempts are kept for an hour: `try` lists experiments, `try ID` shows one again, and with
+--promote promotes its winner or the named attempt. `undo` takes that back.
+
+It exits with 0 if an attempt passed, with 1 if none did or reality has changed, 3 not approved, 124 the whole time was over, 126 or 127
+if the check could not be started.""",
     ),
     "status": Verb(
         "status [--all]",
@@ -565,7 +589,6 @@ It completes verbs, options and their values: snapshots, protected kinds, preset
 }
 
 _LATER = {
-    "parallel experiments": ("try",),
     "time travel": ("timeline", "rewind", "fork"),
     "the daemon": ("serve",),
     "the MCP server": ("mcp",),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 
 from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.cli import options
@@ -17,6 +16,7 @@ from agent_sandbox.cli.results import ErrorFacts, ErrorResult, RefusalFacts, Ver
 from agent_sandbox.errors import Conflicted, Denied, Drift, LaunchFailed, PolicyError, SandboxError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import NoReturn
 
 _DEBUG = "AGENT_SANDBOX_DEBUG"
@@ -111,6 +111,11 @@ def _result(request: Request, console: Console) -> VerbResult:
             from agent_sandbox.cli.commands.sim import carry_out
 
             return carry_out(options.CarryOutOptions.read(request), console)
+        case "try":
+            from agent_sandbox.cli.commands.experiment import try_approaches
+            from agent_sandbox.cli.experiment_options import TryOptions
+
+            return try_approaches(TryOptions.read(request), console)
         case "diff":
             from agent_sandbox.cli.commands.diff import diff
 

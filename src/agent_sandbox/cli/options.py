@@ -376,7 +376,7 @@ class VerifyOptions:
 
 def _command(request: Request) -> tuple[str, ...]:
     """Return the arguments as a command. A single argument is a command line for bash."""
-    if request.verb in ("code", "policy", "shell"):
+    if request.verb in ("code", "policy", "shell", "try"):
         return ()
     return request.words if request.separated or len(request.words) != 1 else ("bash", "-c", request.words[0])
 

@@ -7,11 +7,12 @@ error.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-from agent_sandbox._fast.values import dataclass, field
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, field
 from agent_sandbox.cli.grammar import COMMON, OPTIONS, VERBS
 from agent_sandbox.errors import SandboxError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 _NAMED = 4  # verbs in a hint
 

@@ -191,3 +191,20 @@ class ErrorResult(VerbResult):
 
     def text(self, console: Console) -> None:
         complain(self.error.message, self.error.hint)
+
+
+@dataclass(frozen=True)
+class InterruptedResult(VerbResult):
+    """The result of a verb that was ended by a signal. Nothing is left behind."""
+
+    kind = "interrupted"
+
+    signal: int
+
+    @property
+    def code(self) -> int:
+        """128 plus the number of the signal, as in a shell."""
+        return 128 + self.signal
+
+    def text(self, console: Console) -> None:
+        """Print nothing: the user caused the signal."""

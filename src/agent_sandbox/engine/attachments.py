@@ -11,15 +11,15 @@ the guest's layers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
-
+from agent_sandbox._fast.contexts import ExitStack
 from agent_sandbox._fast.values import TYPE_CHECKING, replace
 from agent_sandbox.errors import PolicyError, SandboxError
 from agent_sandbox.policy.model import Guarantee
 from agent_sandbox.runtime.base import ExitReason
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from agent_sandbox.engine.run import Session
     from agent_sandbox.engine.work import Outcome, Work
     from agent_sandbox.policy.publications import Publication
@@ -108,6 +108,11 @@ def attachments_of(work: Work, session: Session, *, turns: bool = False) -> tupl
         from agent_sandbox.engine.tools import ToolCalls  # few runs have tools
 
         needed.append(ToolCalls(gate, work.tools, ends=work.ends, turns=turns))
+    if work.timeline is not None:
+        if work.observe:
+            why = "a session with a timeline cannot be observed: its states would be woken while they are watched"
+            raise PolicyError(why, hint="use an audit level below DEBUG, or no timeline")
+        needed.append(work.timeline)
     if work.observe:
         from agent_sandbox.engine.observation import Observation  # few runs are observed
 

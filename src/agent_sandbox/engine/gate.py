@@ -6,19 +6,19 @@ recorded, also when the action failed. The gate knows nothing of how an action i
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from agent_sandbox._fast.encoding import canonical_form, digest_of_form
 from agent_sandbox._fast.values import TYPE_CHECKING, Protocol, assert_never, dataclass, field, replace
 from agent_sandbox.errors import Denied, LedgerBroken, LedgerUnavailable, SandboxError
 from agent_sandbox.ledger.event import Entry, Event, Facts, Intent, Noted, OutcomeEvent, RefusalEvent
 from agent_sandbox.policy.action import Action, Promote, Undo
-from agent_sandbox.policy.approval_rules import Word
 from agent_sandbox.policy.decide import Allow, Ask, Deny, Grants, Reason, Verdict, decide
 from agent_sandbox.policy.model import Policy
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Literal, NoReturn, TypeVar
+
+    from agent_sandbox.policy.approval_rules import Word
 
     T = TypeVar("T")
     Ended = Literal["done", "raised"]
@@ -38,12 +38,18 @@ class EntryWriter(Protocol):
         ...
 
 
+def _unknown_person() -> Word:
+    from agent_sandbox.policy.approval_rules import Word  # most runs ask nobody
+
+    return Word(-1)
+
+
 @dataclass(frozen=True)
 class Granted:
     """An approval by `by`. `word` identifies the person who gave it, if known. One for the whole run holds `until` a time; 0 is once."""
 
     by: str
-    word: Word = field(default=Word(-1), compare=False)
+    word: Word = field(default_factory=_unknown_person, compare=False)
     until: float = field(default=0.0, compare=False)
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 import os
 import stat
 
-from agent_sandbox._fast.values import dataclass, field
-from agent_sandbox.policy.bound_secrets import BoundSecret
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, field
+
+if TYPE_CHECKING:
+    from agent_sandbox.policy.bound_secrets import BoundSecret
 
 COMPILED = "dlp-rules"  # the name of the file with the compiled rules of the search
 

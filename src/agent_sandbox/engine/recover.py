@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Iterator
-from contextlib import nullcontext, suppress
 
+from agent_sandbox._fast.contexts import nullcontext, suppress
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.errors import SandboxError
@@ -21,6 +20,8 @@ from agent_sandbox.workspace.store import Holder, SandboxState
 from agent_sandbox.workspace.stored_sandbox import Stored
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
     from agent_sandbox.workspace.layers.history import Snapshot
     from agent_sandbox.workspace.promotion.journal import Journal
     from agent_sandbox.workspace.promotion.promote import Recovery

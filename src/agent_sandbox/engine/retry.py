@@ -5,9 +5,7 @@ Error output is held back until it is clear whether the run is retried.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-
+from agent_sandbox._fast.contexts import suppress
 from agent_sandbox._fast.values import TYPE_CHECKING, replace
 from agent_sandbox.engine.runtimes import Choice, RoutingQuestion, Runtimes, modules_in
 from agent_sandbox.errors import LaunchFailed, Overtaken, RuntimeUnavailable, SandboxError
@@ -16,6 +14,7 @@ from agent_sandbox.runtime.base import COMMAND, DEVNULL, Completed, Demands, Exi
 from agent_sandbox.runtime.router.model import Workload
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from typing import TypeVar
 
     from agent_sandbox.engine import work as submitted
@@ -153,7 +152,16 @@ def question_of(work: submitted.Work, policy: Policy, *, stored: bool, turns: bo
     given = frozenset({MODULE} if work.tools else ())
     asked = Workload(language, getattr(work.what, "source", ""), repeatable, local, given, turns, placed)
     return RoutingQuestion(
-        asked, Demands(work.terminal is not None, policy.system, work.watch_reads, work.observe, work.preload, bool(work.publish))
+        asked,
+        Demands(
+            work.terminal is not None,
+            policy.system,
+            work.watch_reads,
+            work.observe,
+            work.preload,
+            bool(work.publish),
+            work.timeline is not None,
+        ),
     )
 
 

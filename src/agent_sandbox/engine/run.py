@@ -7,10 +7,9 @@ layers. None of these parts knows the others.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
-from functools import partial
 
+from agent_sandbox._fast.contexts import ExitStack
+from agent_sandbox._fast.functions import partial
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.engine.attachments import Attachment, Attachments, ReadTracking, attachments_of
 from agent_sandbox.engine.gate import Gate
@@ -29,6 +28,8 @@ from agent_sandbox.workspace.changes import ChangeSet
 from agent_sandbox.workspace.view.plan import MachineFacts
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from agent_sandbox.engine.code_check import EarlyLook
     from agent_sandbox.engine.network_control import NetworkControl
     from agent_sandbox.runtime.base import Guest
@@ -46,7 +47,7 @@ class Session:
     If another process uses the stored sandbox, `on_busy` is called with the `Busy` error and `run` waits. Without `on_busy`, `run` raises
     `Busy`. `beside` does slow work in the background; without `beside`, the slow work is done before the run. `early` checks code before it
     runs. `asked_ns` is when a single run was asked for: see `Stored.for_run`. `provisions` are for the egress, if there is a network,
-    and `control` changes what it lets through while runs go on.
+    and `control` changes what it lets through while runs go on. `companions` are attachments of every run.
     """
 
     gate: Gate
@@ -60,6 +61,7 @@ class Session:
     asked_ns: int | None = None
     provisions: Provisions = NO_PROVISIONS
     control: NetworkControl | None = None
+    companions: tuple[Attachment, ...] = ()
 
     def __post_init__(self) -> None:
         self._planner = LaunchPlanner(self.gate.policy, self.project, self.look)
@@ -82,7 +84,7 @@ class Session:
             from agent_sandbox.engine.records import recorded  # few runs are recorded
 
             work = recorded(work, self.policy, lambda: self.runtimes.identity)
-        attachments = attachments_of(work, self)
+        attachments = (*attachments_of(work, self), *self.companions)
         deed = partial(self._run, work, attachments)
         return self.gate.perform(self.judged(work, action), deed, describe=facts, details=work.text)
 
@@ -196,8 +198,8 @@ class Session:
 
         assert guest.layers is not None
         try:
-            with stack_in(guest.layers) as stack:
-                changes = changes_of(stack, self.policy)
+            with stack_in(guest.layers, () if work.timeline is None else work.timeline.tree.chain) as stack:
+                changes = ChangeSet() if stack.blank else changes_of(stack, self.policy)
                 if work.on_changes is not None:
                     work.on_changes(changes, stack)
             return changes, ()

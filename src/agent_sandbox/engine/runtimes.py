@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
 
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.errors import RuntimeUnavailable, SandboxError
@@ -19,6 +18,7 @@ from agent_sandbox.runtime.base import Demands
 from agent_sandbox.runtime.router.model import Candidate, Permits, Route, Workload
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
     from typing import Any, TypeVar
 
     from agent_sandbox.runtime.base import Runtime
@@ -50,6 +50,10 @@ class Registry:
         """Return the one object of this kind that accompanies the runtimes, and is closed with them; the first call makes it."""
         made: T = self._companions.get(kind) or self._companions.setdefault(kind, kind())  # if two threads make it, one is used
         return made
+
+    def accompany(self, made: object) -> None:
+        """Let this object accompany the runtimes, as the one of its kind."""
+        self._companions[type(made)] = made
 
     def register(self, name: str, make: Callable[[], Runtime], *, automatic: bool = True) -> None:
         """Add a runtime, or replace the runtime of this name. Without `automatic`, it is used only if a caller names it."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
 from agent_sandbox._fast.encoding import as_json, sha256
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, field
 from agent_sandbox.errors import PolicyError
@@ -15,12 +13,14 @@ from agent_sandbox.runtime.router.model import Route
 from agent_sandbox.workspace.changes import ChangeSet, Contents
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
     from typing import Any
 
     from agent_sandbox.egress.orders import FlowRecord, RequestMade
     from agent_sandbox.engine.attachments import Attachment
     from agent_sandbox.engine.exchange_records import ExchangeOptions
     from agent_sandbox.engine.publish import PublishedRecord
+    from agent_sandbox.engine.timeline.recorder import TimelineRecorder
     from agent_sandbox.policy.publications import Publication
     from agent_sandbox.runtime.base import Completed, Guest
     from agent_sandbox.runtime.observe import Observed
@@ -75,6 +75,7 @@ class Work:
         Publication, ...
     ] = ()  # ports of the machine that lead to servers of the run; the policy must permit inbound connections
     on_publish: Callable[[Publication], None] | None = None  # called when such a port is open
+    timeline: TimelineRecorder | None = None  # records the steps of a session, and keeps its states
     attachments: tuple[Attachment, ...] = ()  # further attachments, besides those that the fields above need
 
     def text(self) -> str:

@@ -117,7 +117,7 @@ def copy(source: int, target: int, size: int, *, path: str, progress: Progress =
         content = os.pread(source, size + 1, 0)
         if len(content) != size:
             raise Surprise(path, "the file in the sandbox has changed since it was looked at")
-        _write(target, content, 0)
+        write_all(target, content, 0)
         progress.advance(size=size)
         return hashlib.sha256(content).hexdigest()
     digest = hashlib.sha256()
@@ -137,7 +137,7 @@ def copy(source: int, target: int, size: int, *, path: str, progress: Progress =
                 raise Surprise(path, "the file in the sandbox has become shorter since it was looked at")
             digest.update(content)
             if not shared:
-                _write(target, content, at)
+                write_all(target, content, at)
                 unsynced += len(content)
                 if unsynced >= _SYNCED:  # otherwise the sync at the end takes minutes, and nobody can tell how far it is
                     os.fdatasync(target)
@@ -150,7 +150,8 @@ def copy(source: int, target: int, size: int, *, path: str, progress: Progress =
     return digest.hexdigest()
 
 
-def _write(fd: int, content: bytes, at: int) -> None:
+def write_all(fd: int, content: bytes, at: int) -> None:
+    """Write content to an open file, from the offset `at` on. Raises OSError."""
     while content:
         written = os.pwrite(fd, content, at)
         content, at = content[written:], at + written

@@ -16,7 +16,7 @@ import json
 import posixpath
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from fnmatch import fnmatchcase
+from fnmatch import fnmatchcase, translate
 
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.policy.files import document
@@ -65,17 +65,22 @@ class Manifests:
 
     def remarks(self, change: Change) -> tuple[str, ...]:
         """Return a sentence for each dependency that a change of a manifest adds or changes. Return nothing for other files."""
-        if change.path not in self._remarks:
-            self._remarks[change.path] = tuple(self._read(change))
-        return self._remarks[change.path]
-
-    def _read(self, change: Change) -> Iterator[str]:
-        directory, name = posixpath.split(change.path)
-        called = tuple(self._called(change.path))
-        reader = next((found for each in (folded(name), *called) if (found := reader_of(each, directory))), None)
+        if change.path in self._remarks:
+            return self._remarks[change.path]
+        directory, _, name = change.path.rpartition("/")
+        reader = reader_of(folded(name), directory)
+        called = tuple(self._called(change.path)) if reader is None or reader is _package_json else ()
+        if reader is None and called:
+            reader = next((found for each in called if (found := reader_of(each, directory))), None)
         if reader is _package_json and not called and _is_installed(directory):
             reader = _installed_package
         if reader is None or change.after is None:
+            return ()
+        self._remarks[change.path] = tuple(self._read(change, reader))
+        return self._remarks[change.path]
+
+    def _read(self, change: Change, reader: Reader) -> Iterator[str]:
+        if change.after is None:
             return
         if change.after.type is EntryType.SYMLINK:
             yield "a link to another file takes the place of this list of packages"
@@ -533,25 +538,20 @@ _READERS: dict[str, Reader] = {
     "setup.cfg": _setup_cfg,
     "pipfile": _pipfile,
     "package.json": _package_json,
-    "deno.json": _deno,
-    "deno.jsonc": _deno,
+    **dict.fromkeys(("deno.json", "deno.jsonc"), _deno),
     "composer.json": _composer,
     "cargo.toml": _cargo,
     "libs.versions.toml": _versions_toml,
-    "go.mod": _go_mod,
-    "go.work": _go_mod,
-    "gemfile": _lines("#"),
-    "gems.rb": _lines("#"),
+    **dict.fromkeys(("go.mod", "go.work"), _go_mod),
+    **dict.fromkeys(("gemfile", "gems.rb", "podfile"), _lines("#")),
     "mix.exs": _lines("#", "{:", "git:", "path:"),
     "package.swift": _lines("//", ".package("),
     "pubspec.yaml": _yaml("name:", "version:", "description:", "homepage:", "repository:"),
     "requirements.yml": _yaml("---"),
-    "podfile": _lines("#"),
     "pom.xml": _xml("dependency", "plugin", "extension", "parent", "repository", "pluginRepository"),
     "packages.config": _xml("package"),
     "directory.packages.props": _xml("PackageVersion", "PackageReference", "GlobalPackageReference"),
-    "build.gradle": _GRADLE,
-    "build.gradle.kts": _GRADLE,
+    **dict.fromkeys(("build.gradle", "build.gradle.kts"), _GRADLE),
     "conanfile.txt": _lines("#", "/"),
     **dict.fromkeys(("package-lock.json", "npm-shrinkwrap.json"), _npm_lock),
     **dict.fromkeys(("cargo.lock", "poetry.lock", "uv.lock", "pdm.lock"), _toml_lock),
@@ -574,6 +574,7 @@ _PATTERNS: tuple[tuple[str, Reader], ...] = (
     *((pattern, _xml("PackageReference", "PackageVersion")) for pattern in ("*.csproj", "*.fsproj", "*.vbproj")),
 )
 _ENDS = (".txt", ".in", ".yml", ".yaml", ".gemspec", "proj")
+_ANY_PATTERN = re.compile("|".join(translate(pattern) for pattern, _ in _PATTERNS))
 
 
 _LOCKS = frozenset(
@@ -593,4 +594,6 @@ def reader_of(name: str, directory: str = "") -> Reader | None:
         return None
     if name.endswith((".txt", ".in")) and folded(posixpath.basename(directory)) in ("requirements", "constraints", "reqs"):
         return _requirements_txt
-    return next((reader for pattern, reader in _PATTERNS if fnmatchcase(name, pattern)), None)
+    if _ANY_PATTERN.match(name) is None:
+        return None
+    return next(reader for pattern, reader in _PATTERNS if fnmatchcase(name, pattern))

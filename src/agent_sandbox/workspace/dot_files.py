@@ -9,13 +9,15 @@ that directory is hidden. An entry that appears after the listing is visible unt
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import suppress
 
-from agent_sandbox._fast.values import dataclass
+from agent_sandbox._fast.contexts import suppress
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.policy.secret_names import suspicion_of
 from agent_sandbox.policy.secrets import READ_IN_HOME, SHOWN_IN_HOME, UNLISTED, WITH_A_TOKEN, FoundMask
 from agent_sandbox.workspace.secret_search import SearchMemory, content_secret, holds_secret
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
 
 _BESIDE_PROGRAMS = ("lib", "lib32", "lib64", "libexec", "include", "share", "pyvenv.cfg")  # of the directory that `bin` lies in
 _MOST_LINKS = 2000  # in one directory of PATH

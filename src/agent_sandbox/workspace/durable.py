@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 
+from agent_sandbox._fast.contexts import contextmanager
+from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.errors import WorkspaceError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _REMEDIES = {
     errno.EROFS: "the filesystem is read-only: point XDG_STATE_HOME to a directory that can be written",
@@ -51,3 +54,9 @@ def sync_directory(path: str) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def boot_id() -> str:
+    """Return the id that tells one boot of the machine from the next. Raises OSError."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip()

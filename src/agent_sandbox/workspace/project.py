@@ -8,14 +8,14 @@ root, or to the owner of the directory where the search began: in a shared direc
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from contextlib import suppress
 
+from agent_sandbox._fast.contexts import suppress
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.kernel import mountinfo
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Literal
 
 MARKERS = ("agent-sandbox.toml", ".git")

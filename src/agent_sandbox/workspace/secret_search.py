@@ -17,15 +17,17 @@ import marshal
 import os
 import stat
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import suppress
 from zlib import crc32
 
-from agent_sandbox._fast.values import dataclass
+from agent_sandbox._fast.contexts import suppress
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.policy import secret_content, secret_names
 from agent_sandbox.policy.secret_names import KEY_STORE, NAME, TOKEN, Suspicion
 from agent_sandbox.policy.secrets import FoundMask
 from agent_sandbox.workspace.durable import write_atomically
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
 # Dependencies, caches and the object store of git. They carry test keys by the hundred, and are not the user's own files.
 SKIPPED = frozenset(

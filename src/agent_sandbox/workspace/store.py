@@ -13,6 +13,7 @@
     <state>/promotions/<id>/                promotions to its project, which outlive a reset: see `promotion`
     <state>/locks/<id>                      its lock and holder; apart, because a reset moves the sandbox away while it is locked
     <state>/plans/                          plans of simulations, for an hour: see `saved_plans`
+    <state>/experiments/                    attempts of experiments, for an hour: see `experiment_store`
     <state>/trash/                          trees being removed; leftovers of a crash are swept at the next start
 
 Only `reset` and `prune` remove layers. Other damage is repaired from known facts, or refused. The state directory may lie inside a
@@ -33,15 +34,17 @@ import fcntl
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
 
+from agent_sandbox._fast.contexts import AbstractContextManager, contextmanager, suppress
 from agent_sandbox._fast.encoding import as_json, sha256
-from agent_sandbox._fast.values import dataclass
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.errors import Busy, ForeignStore, PolicyError, WorkspaceError
 from agent_sandbox.workspace.durable import explained, sync_directory, write_atomically
 from agent_sandbox.workspace.layers import history as history_file
 from agent_sandbox.workspace.layers.history import History, Present
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 FORMAT = 2
 _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
@@ -193,6 +196,11 @@ class SandboxState:
         return os.path.join(self.store.path, "promotions", self.id)
 
     @property
+    def over_a_copy(self) -> bool:
+        """Whether the layers lie over a copy of the project instead of the real one: see `experiment_store`."""
+        return False
+
+    @property
     def exists(self) -> bool:
         """Whether the sandbox has any stored state."""
         return self.stacking or os.path.isdir(self.layers)
@@ -228,15 +236,15 @@ class SandboxState:
         with suppress(OSError):
             filesystem = f"{os.statvfs(self.project).f_fsid:x} "
             try:
-                with open(self.place, encoding="ascii") as file:
-                    if file.read().startswith(filesystem):
+                with open(self.place, "rb") as file:
+                    if file.read().startswith(filesystem.encode()):
                         return
             except FileNotFoundError:
                 pass
             from agent_sandbox.workspace.sandbox_inventory import mount_point  # once per sandbox
 
-            with open(self.place, "w", encoding="ascii") as file:
-                file.write(filesystem + os.fsencode(mount_point(self.project)).hex() + "\n")
+            with open(self.place, "wb") as file:
+                file.write(f"{filesystem}{os.fsencode(mount_point(self.project)).hex()}\n".encode())
 
     def _begun(self) -> Present:
         """Write the history of a new sandbox before its layers exist: layers without a history mean that the history was lost."""

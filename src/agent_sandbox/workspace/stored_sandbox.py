@@ -10,9 +10,8 @@ import errno
 import math
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
 
+from agent_sandbox._fast.contexts import ExitStack, contextmanager, suppress
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.kernel.ids import FIRST_ID
@@ -26,15 +25,22 @@ from agent_sandbox.workspace.originals.runs import TICK_NS, begin, end, file_clo
 from agent_sandbox.workspace.store import SandboxState
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Sequence
+
     from agent_sandbox.policy.model import Policy
     from agent_sandbox.workspace.changes import ChangeSet
     from agent_sandbox.workspace.drift import DriftReport
-    from agent_sandbox.workspace.layers.readback import Witnesses
+    from agent_sandbox.workspace.layers.change_list import Witnesses
     from agent_sandbox.workspace.layers.stack import Stack
     from agent_sandbox.workspace.originals.files import Recalled
+    from agent_sandbox.workspace.progress import Progress
     from agent_sandbox.workspace.reality import Base, Bases
 
 TIDYING_SECONDS = 0.05  # spent at the end of a run
+# A run that is the first to change so many paths, and as many as all runs before it, writes the list of changes at its end. So the end
+# costs in proportion to what the run did, and a short run in a sandbox with many changes pays nothing.
+WORTH_A_LIST = 500
+MOST_AT_END = 100_000  # paths: the values of a longer list would fill the memory of a caller who may not want it
 LOST = "the machine stopped while this sandbox was in use: what was written to it last may be lost"
 _PART_OF_A_TICK = 0.0005  # seconds
 
@@ -89,23 +95,43 @@ class Stored:
 
     def changes(self, policy: Policy) -> ChangeSet:
         """Return the changes that the sandbox would make on the machine. They are cached while nothing runs in the sandbox."""
-        from agent_sandbox.workspace.layers import readback
-
-        masks = [mask.path for mask in policy.files.masks]
-        key = readback.cache_key(self.state.path, self.state.bases, self.state.history().layers, masks)
-        if key is not None and (cached := readback.load_changes(self.state.path, key)) is not None:
-            return cached
-        witnesses = readback.Witnesses()
+        masks = _masks(policy)
+        key = self._key(masks)
+        if (known := self._listed(key)) is not None:
+            return known
         with self.opened() as stack:
-            changes = changes_of(stack, policy, self.bases(stack), witnesses)
+            return self._list(stack, masks, key)
+
+    def changes_in(self, stack: Stack, policy: Policy, progress: Progress | None = None) -> ChangeSet:
+        """Return the changes in layers that are already open, as `changes` does."""
+        if progress is not None:
+            progress.begin("listing the changes")
+        masks = _masks(policy)
+        key = self._key(masks) if stack.numbers == self.state.history().layers else None
+        known = self._listed(key)
+        return self._list(stack, masks, key, progress) if known is None else known
+
+    def _key(self, masks: Collection[str]) -> str | None:
+        from agent_sandbox.workspace.layers.change_list import key_of
+
+        return key_of(self.state.path, self.state.bases, self.state.history().layers, masks)
+
+    def _listed(self, key: str | None) -> ChangeSet | None:
+        """Return the list that was kept under this key; None if there is none."""
+        from agent_sandbox.workspace.layers.change_list import load_changes
+
+        return None if key is None else load_changes(self.state.path, key)
+
+    def _list(self, stack: Stack, masks: Collection[str], key: str | None, progress: Progress | None = None) -> ChangeSet:
+        """Read the changes from the layers, and keep the list under this key, if there is one."""
+        from agent_sandbox.workspace.layers.change_list import Witnesses, save_changes
+
+        witnesses = Witnesses()
+        changes = _read_changes(stack, masks, self.bases(stack), witnesses, progress)
         if key is not None:
             with suppress(OSError):  # then it is read again the next time
-                readback.save_changes(self.state.path, key, changes, witnesses)
+                save_changes(self.state.path, key, changes, witnesses)
         return changes
-
-    def changes_in(self, stack: Stack, policy: Policy) -> ChangeSet:
-        """Return the changes in layers that are already open. They are not cached."""
-        return changes_of(stack, policy, self.bases(stack))
 
     def bases(self, stack: Stack | None = None) -> Recalled:
         """Return the originals of the paths that the layers cover. `stack` are these layers, if they are already open."""
@@ -118,6 +144,12 @@ class Stored:
         from agent_sandbox.workspace.originals.files import open_content
 
         return open_content(self.state.bases, base)
+
+    def read_base(self, base: Base) -> bytes:
+        """Return a file's original content. Raises `WorkspaceError` when it was not kept."""
+        from agent_sandbox.workspace.originals.files import read_content
+
+        return read_content(self.state.bases, base)
 
     def drift(self, changes: ChangeSet, masks: Collection[str] = ()) -> DriftReport:
         """Return the drift of the project since the clone. `changes` are the sandbox's own. Raises OSError if the project is gone."""
@@ -234,7 +266,7 @@ class Stored:
                     squash(stack, generation, link=False)
             finally:
                 os.close(top)
-            os.mkdir(other.bases, 0o700)
+            os.makedirs(other.bases, mode=0o700, exist_ok=True)
             with suppress(FileNotFoundError):  # not before the first run
                 for name in os.listdir(self.state.bases):
                     copyfile(os.path.join(self.state.bases, name), os.path.join(other.bases, name))
@@ -281,24 +313,38 @@ class Stored:
         if uppers:
             from agent_sandbox.workspace.originals.capture import keep
 
-            prefix = "user.overlay." if _userxattr() else "trusted.overlay."
+            prefix, already = "user.overlay." if _userxattr() else "trusted.overlay.", self.bases()
             try:
-                keep(
+                captured = keep(
                     *(self.state.bases, generation, uppers),
                     since_ns=run.since_ns,
                     began_ns=run.began_ns,
-                    already=self.bases(),
+                    already=already,
                     prefix=prefix,
                     masks=masks,
+                    handles=not self.state.over_a_copy,
                 )
             finally:
                 for _, upper in uppers:
                     os.close(upper)
+            if max(WORTH_A_LIST, len(already)) <= captured.added <= MOST_AT_END:
+                self._list_at_end(top, masks)
         else:
             end(self.state.bases, generation, run.since_ns)
         self._tidy_for_a_moment(top, run.present)
         if run.growth is not None:
             run.growth.put_back(top)
+
+    def _list_at_end(self, top: int, masks: Collection[str]) -> None:
+        """Write the list of changes while the layers are open and in memory. To open an image again takes as long as to read it.
+
+        Call it when the end of the run is recorded. Does nothing if the layers cannot be listed: whoever asks for the list is told why.
+        """
+        from agent_sandbox.workspace.layers.stack import stacked
+
+        with suppress(WorkspaceError, OSError), ExitStack() as ends:
+            stack = ends.enter_context(stacked(top, self.state.history().layers, userxattr=_userxattr(), owner_shift=_owner_shift()))
+            self._list(stack, masks, self._key(masks))
 
     def _check_top(self, top: int, run: ForRun) -> None:
         """Raise `WorkspaceError` unless the directory that the guest's side sent holds the layers of this sandbox."""
@@ -397,20 +443,36 @@ def _written(top: int, generation: int) -> list[tuple[str, int]]:
     return uppers
 
 
-def stack_in(layers: int) -> Stack:
-    """Return the stack of a single generation. `layers` is a descriptor of the generation's directory."""
+def stack_in(layers: int, generations: Sequence[str] = ()) -> Stack:
+    """Return the stack of a throw-away run. `layers` is a descriptor of its one generation, or of the directory of `generations`."""
     from agent_sandbox.workspace.layers.stack import Stack  # only when changes are asked for
 
-    return Stack.of([layers], userxattr=_userxattr(), owner_shift=_owner_shift())
+    opened: list[int] = []
+    try:
+        for name in generations:
+            opened.append(os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=layers))
+        return Stack.of(opened or [layers], userxattr=_userxattr(), owner_shift=_owner_shift())
+    finally:
+        for fd in opened:
+            os.close(fd)
 
 
-def changes_of(stack: Stack, policy: Policy, bases: Bases | None = None, witnesses: Witnesses | None = None) -> ChangeSet:
+def changes_of(stack: Stack, policy: Policy, bases: Bases | None = None) -> ChangeSet:
     """Return the changes in layers that were written under a policy, renames included."""
+    return _read_changes(stack, _masks(policy), bases or {})
+
+
+def _read_changes(
+    stack: Stack, masks: Collection[str], bases: Bases, witnesses: Witnesses | None = None, progress: Progress | None = None
+) -> ChangeSet:
     from agent_sandbox.workspace.layers.readback import read_stack
     from agent_sandbox.workspace.layers.renames import find_renames
 
-    masks = [mask.path for mask in policy.files.masks]
-    return find_renames(read_stack(stack, masks=masks, bases=bases or {}, witnesses=witnesses), stack)
+    return find_renames(read_stack(stack, masks=masks, bases=bases, witnesses=witnesses, progress=progress), stack)
+
+
+def _masks(policy: Policy) -> list[str]:
+    return [mask.path for mask in policy.files.masks]
 
 
 def _userxattr() -> bool:
@@ -442,10 +504,24 @@ def _parts(generation: int, target: str, shown: Collection[str]) -> list[str]:
     These are `target` itself if a shown tree contains it, else the shown trees inside it.
     """
     upper = f"{quote_target(target)}/upper"
+    if _is_empty(generation, upper):  # of a filesystem that was mounted once, and nothing was written there
+        return []
     if any(contains(tree, target) for tree in shown):
         return [target] if _holds(generation, upper) else []
     inner = [tree for tree in shown if contains(target, tree)]
     return [tree for tree in inner if _holds(generation, upper + tree[len(target.rstrip("/")) :])]
+
+
+def _is_empty(generation: int, upper: str) -> bool:
+    """Return whether a layer holds nothing at all. Both parts of its path are ours, so no link of a guest can lead elsewhere."""
+    try:
+        directory = os.open(upper, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=generation)
+    except OSError:
+        return False
+    try:
+        return not os.listdir(directory)
+    finally:
+        os.close(directory)
 
 
 def _holds(generation: int, path: str) -> bool:

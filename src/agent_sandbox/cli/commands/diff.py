@@ -38,6 +38,7 @@ from agent_sandbox.runtime.base import ExitReason
 from agent_sandbox.workspace.changes import ChangeSet, Contents
 from agent_sandbox.workspace.diff.formats import HEADING, WARNING, Row, ours
 from agent_sandbox.workspace.digests import PRINTED
+from agent_sandbox.workspace.progress import Progress
 from agent_sandbox.workspace.project import Project
 from agent_sandbox.workspace.promotion.inspect import Protection, TreeContext, judge_changes, look_at
 from agent_sandbox.workspace.protected import CLASSES, DEPENDENCY, GIT, SECRETS, classes_of_all
@@ -116,8 +117,7 @@ def diff(options: CommandOptions, console: Console) -> VerbResult:
         material = gather(view, project, review.everything, review.contents, review.former, review.digests, progress)
         if named and not (material.files.project or material.files.elsewhere or material.files.noise):
             console.note(f"no changes in {join(options.words)}; to run it as a command: agent-sandbox diff -- {join(options.words)}")
-        progress.begin("judging the changes")
-        protection = _judged(ChangeSet(material.files.project), review, project, policy)
+        protection = _judged(ChangeSet(material.files.project), review, project, policy, progress)
         result = replace(result, git=review.words, protected=_by_kind(protection), remarks=path_remarks(protection.remarks))
         if sys.stdout.isatty() and view.form != "stat":
             progress.end()
@@ -165,11 +165,11 @@ def _paths_named(options: CommandOptions) -> tuple[str, ...]:
     raise UsageError(why, hint=f"to run it all the same: agent-sandbox diff -- {join(options.words)}")
 
 
-def _judged(changes: ChangeSet, review: Review, project: str, policy: Policy) -> Protection:
+def _judged(changes: ChangeSet, review: Review, project: str, policy: Policy, progress: Progress) -> Protection:
     """Return the protected classes of the changes, as a promotion finds them. If the real tree cannot be examined, only names decide."""
     around = TreeContext.of(project, policy.files, here().host.home)
     try:
-        judged = judge_changes(changes, look_at(project, changes), review.contents, root=project, around=around)
+        judged = judge_changes(changes, look_at(project, changes), review.contents, root=project, around=around, progress=progress)
     except (OSError, WorkspaceError):
         judged = Protection(classes_of_all(changes, project))
     return Protection({**judged.classes, **review.classes}, judged.remarks)

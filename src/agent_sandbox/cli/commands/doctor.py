@@ -21,9 +21,10 @@ from agent_sandbox.kernel.probes import Trial
 from agent_sandbox.policy.action import LANGUAGES
 from agent_sandbox.policy.model import CLONED_LIMITS, MIB, cloned
 from agent_sandbox.policy.secrets import default_masks
+from agent_sandbox.runtime import network_packages
 from agent_sandbox.runtime.base import Argv, Launch
 from agent_sandbox.runtime.process.guest_handle import ProcessGuest
-from agent_sandbox.runtime.process.probe import trial
+from agent_sandbox.runtime.process.probe import trial, why_no_network
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from agent_sandbox.workspace.beneath import remove_tree
 from agent_sandbox.workspace.layers.image import attach, make
@@ -126,6 +127,15 @@ def interpreter(language: str) -> tuple[Trial, str]:
     return Trial(program is not None, program or f"no {known.commands[0]} in {search}"), known.package
 
 
+def network() -> str:
+    """Test a guest with a network permission. Returns why there can be none; empty if there can."""
+    runtime = ProcessRuntime(single_threaded=True)
+    try:
+        return why_no_network(runtime)
+    finally:
+        runtime.close()
+
+
 def wasm() -> tuple[Trial, str]:
     """Test a line of Python inside WebAssembly. Returns the outcome, and a remedy if it failed."""
     runtime = here().wasm()
@@ -180,7 +190,8 @@ def examine(here: Situation) -> list[CheckRow]:
     else:  # a kept run fails for the same reason
         rows = [replace(row, remedy=cure) if row.name == "a kept run" and cure and row.status != "ok" else row for row in rows]
     images = [_images(here)] if here.root else []
-    return [*rows, *images, _landlock(), _control_groups(), _socket_buffers(), *(_interpreter(language) for language in LANGUAGES), _wasm()]
+    interpreters = (_interpreter(language) for language in LANGUAGES)
+    return [*rows, *images, _landlock(), _control_groups(), _socket_buffers(), _network(), *interpreters, _wasm()]
 
 
 def _required(name: str, trial: Trial, gives: str, what_to_do: str) -> CheckRow:
@@ -230,6 +241,19 @@ def _socket_buffers() -> CheckRow:
         return CheckRow("socket buffers", "ok", gives, trial.said, "", False)
     what_to_do = "load the modules: modprobe -a tcp_diag udp_diag unix_diag. Without them only a control group bounds socket buffers"
     return CheckRow("socket buffers", "weaker", gives, trial.said, what_to_do, False)
+
+
+def _network() -> CheckRow:
+    gives = "hosts that you allow, through one door"
+    why = network()
+    if lacking := network_packages.missing(network_packages.NEEDED):
+        return CheckRow("network", "missing", gives, why, f"install them: pip install {' '.join(lacking)}", False)
+    if why:
+        return CheckRow("network", "missing", gives, why, "please report this, if the row `a run` is ok", False)
+    if slower := network_packages.missing(network_packages.FASTER):
+        said = f"a guest found its door; without {', '.join(slower)} the search of what leaves is slower"
+        return CheckRow("network", "weaker", gives, said, f"where there is one for this platform: pip install {' '.join(slower)}", False)
+    return CheckRow("network", "ok", gives, "a guest found its door, and no other way", "", False)
 
 
 def _interpreter(language: str) -> CheckRow:

@@ -118,7 +118,7 @@ def promote(options: PromoteOptions, console: Console) -> PromoteResult:
     """Show the changes that would be promoted, ask the user, and promote them."""
     check_patterns(options.only)
     sandbox = current(options.project)
-    wanted = _wanted(options, sandbox.project.path)
+    wanted = wanted_by(options, sandbox.project.path)
     gate = _gate(options, sandbox)
     try:
         stored = Stored(sandbox.state)
@@ -143,26 +143,26 @@ def _promote(
         mark, shown_before = ReviewMark.of(stored.state), ReviewMark.recall(stored.state)
         since = mark.since(shown_before) if shown_before is not None else ""
         if console.shows:
-            _show(proposal, plan, sandbox.project.path, console)
+            show_proposal(proposal, plan, sandbox.project.path, console)
             if since and options.expect is None:
                 remark(f"{since} since its changes were last shown (see all of them: agent-sandbox diff)")
             if os.isatty(1):  # otherwise a program may be the only reader
                 mark.remember(stored.state)
         refuse_unexpected(proposal, gate)
         if not proposal.changes and not proposal.settled:
-            return _result(proposal, plan, since, "nothing-to-do", _nothing(proposal))
+            return promotion_result(proposal, plan, since, "nothing-to-do", nothing_to_promote(proposal))
         if options.dry_run:
-            return _result(proposal, plan, since, "dry-run", "not promoted: this was a rehearsal (--dry-run)")
+            return promotion_result(proposal, plan, since, "dry-run", "not promoted: this was a rehearsal (--dry-run)")
         agreed = agreement(proposal, console, yes=options.yes, project=sandbox.project.path)
         if agreed is None:
-            return _result(proposal, plan, since, "not-approved", f"not promoted: {NEEDS_YES}")
+            return promotion_result(proposal, plan, since, "not-approved", f"not promoted: {NEEDS_YES}")
         done = carry_out(agreed, stored, gate, details=lambda: diff_for_approver(agreed))
         wanted.progress.end()
         if console.shows and os.isatty(1):  # the layers are other ones now, and hold nothing that was not shown before
             ReviewMark.of(stored.state).remember(stored.state)
     if done.note:
         remark(done.note)
-    return replace(_result(agreed, agreed.plan(), since, "promoted", None), done=promotion_facts(done))
+    return replace(promotion_result(agreed, agreed.plan(), since, "promoted", None), done=promotion_facts(done))
 
 
 def undo(options: PromoteOptions, console: Console) -> VerbResult:
@@ -193,7 +193,8 @@ def _begun(journal: Journal) -> str:
     return f" of {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(started))}" if isinstance(started, float) and started > 0 else ""
 
 
-def _nothing(proposal: PromotionProposal) -> str:
+def nothing_to_promote(proposal: PromotionProposal) -> str:
+    """Return in words that a proposal has no changes."""
     waiting = len(proposal.pending.within(proposal.root))
     return f"there is nothing to promote: none of {counted(waiting, 'change')} was chosen" if waiting else "there is nothing to promote"
 
@@ -203,7 +204,8 @@ def _snapshot_with_changes(stored: Stored, done: CarriedOver) -> int | None:
     return max((each.id for each in stored.snapshots().snapshots if each.automatic and each.label == label), default=None)
 
 
-def _wanted(options: PromoteOptions, project: str) -> Wanted:
+def wanted_by(options: PromoteOptions, project: str) -> Wanted:
+    """Return the promotion that these options ask for."""
     inside, outside = options.only, options.skip
     home = here().host.home
     covered, skipped = (covering(texts, project=project, home=home) for texts in (inside, outside))
@@ -216,7 +218,7 @@ def _wanted(options: PromoteOptions, project: str) -> Wanted:
     )
 
 
-def _show(proposal: PromotionProposal, plan: Plan, project: str, console: Console) -> None:
+def show_proposal(proposal: PromotionProposal, plan: Plan, project: str, console: Console) -> None:
     """Print the changes that would be promoted, and the reasons why some cannot be."""
     summary = ShowOptions(form="stat", everything=True)
     if proposal.changes:
@@ -286,7 +288,7 @@ def agreement(proposal: PromotionProposal, console: Console, *, yes: bool, proje
         if chosen is None or project is None:
             return None
         proposal = chosen
-        _show(proposal, proposal.plan(), project, console)
+        show_proposal(proposal, proposal.plan(), project, console)
     return None
 
 
@@ -390,13 +392,14 @@ def _chosen_one_by_one(proposal: PromotionProposal, project: str, console: Conso
     return chosen
 
 
-def _result(
+def promotion_result(
     proposal: PromotionProposal,
     plan: Plan,
     since: str,
     outcome: Literal["promoted", "nothing-to-do", "dry-run", "not-approved"],
     why_not: str | None,
 ) -> PromoteResult:
+    """Return a proposal and what became of it, as the result of a verb."""
     return PromoteResult(
         PathName(proposal.root),
         why_not is None,

@@ -6,16 +6,33 @@ another processor, this process loads the rest of the program, finds the project
 
 from __future__ import annotations
 
+from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.cli.options import CommandOptions
 from agent_sandbox.cli.render.messages import Console
 from agent_sandbox.cli.results import VerbResult
 from agent_sandbox.runtime.process.zygote import Zygote
 
+if TYPE_CHECKING:
+    from agent_sandbox.engine.egress_program import EgressProgram
+
+
+def started_egress(options: CommandOptions) -> EgressProgram | None:
+    """Start the egress program if the options name a network, so that it loads meanwhile. For a policy with one it is started later."""
+    if options.explain or not (options.policy.network or options.policy.allow_network):
+        return None
+    from agent_sandbox.engine.egress_program import start_program  # few runs have a network
+
+    try:
+        return start_program(once=True)
+    except OSError:  # the run says so, when it starts one itself
+        return None
+
 
 def run(options: CommandOptions, console: Console) -> VerbResult:
     """Run a command; for `sim`, simulate it."""
     forked = None if options.explain else Zygote(None)
+    egress = started_egress(options)
     from agent_sandbox.cli.execute import perform
     from agent_sandbox.engine.work import Command
 
-    return perform(options, Command(options.command), console, stdin=0, forked=forked)
+    return perform(options, Command(options.command), console, stdin=0, forked=forked, egress=egress)

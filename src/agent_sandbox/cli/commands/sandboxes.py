@@ -17,6 +17,7 @@ from agent_sandbox.errors import Busy, PolicyError, SandboxError
 from agent_sandbox.kernel import usage
 from agent_sandbox.policy.model import Policy, cloned
 from agent_sandbox.workspace import sandbox_inventory
+from agent_sandbox.workspace.experiment_store import ExperimentStore
 from agent_sandbox.workspace.project import Project
 from agent_sandbox.workspace.sandbox_inventory import KnownSandbox, Whereabouts
 from agent_sandbox.workspace.saved_plans import Plans
@@ -206,6 +207,7 @@ def prune(options: PruneOptions, console: Console) -> VerbResult:
     """Remove the sandboxes that are not needed. Show them first, and ask."""
     store = _store()
     Plans(store).sweep()
+    ExperimentStore(store).sweep()
     chosen = _chosen(store, options)
     listed = [(known, PrunedSandbox(_listed(known), because)) for known, because in chosen]
     listed = [(known, each) for known, each in listed if each.because is not PruneReason.UNCHANGED or each.sandbox.is_unchanged]

@@ -6,6 +6,7 @@ import os
 import shutil
 
 from agent_sandbox._fast.values import dataclass, replace
+from agent_sandbox.cli.commands.run import started_egress
 from agent_sandbox.cli.options import CommandOptions
 from agent_sandbox.cli.parser import UsageError
 from agent_sandbox.cli.render.messages import Console, counted
@@ -48,6 +49,7 @@ class ShellResult(VerbResult):
 def shell(options: CommandOptions, console: Console) -> VerbResult:
     """Run an interactive shell. Raises `UsageError` without a terminal."""
     forked = None if options.explain else Zygote(None)
+    egress = started_egress(options)
     from agent_sandbox.cli import caller  # after the fork, as `run` does
     from agent_sandbox.cli.execute import RunResult, perform  # after the fork, as `run` does
     from agent_sandbox.engine.work import Command  # after the fork, as `run` does
@@ -59,7 +61,8 @@ def shell(options: CommandOptions, console: Console) -> VerbResult:
     command = (user_shell(), "-i")
     if not options.explain:
         console.note(f"{os.path.basename(command[0])} in the sandbox: the machine is not changed; exit or Ctrl-D ends it")
-    result = perform(replace(options, command=command, env=(*_MARKS, *options.env)), Command(command), console, stdin=0, forked=forked)
+    marked = replace(options, command=command, env=(*_MARKS, *options.env))
+    result = perform(marked, Command(command), console, stdin=0, forked=forked, egress=egress)
     if not isinstance(result, RunResult) or result.refused:
         return result
     counts = result.changes

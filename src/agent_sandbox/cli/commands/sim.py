@@ -173,7 +173,7 @@ def simulate(
         output.finish()
         plan, exit = simulation.plan, simulation.outcome.exit
         say_how_it_ended(refusal(work, simulation.outcome), exit.reason, exit.limits_hit)
-        former = Formerly(bases=simulation.clone.bases(), open_base=simulation.clone.open_base)
+        former = Formerly(bases=simulation.clone.bases(), read_base=simulation.clone.read_base)
         material = gather(options.show, project.path, simulation.changes, simulation.contents, former)
         result = SimulationResult.of(plan, kept=simulation.kept, exit=code_of(exit, forward.received))
         _print_plan(options.show, plan, material, result, console)
@@ -266,7 +266,7 @@ def _carry_out(options: CarryOutOptions, digest: str, store: Store, ends: ExitSt
 
 def _show(options: CarryOutOptions, ready: Ready, console: Console) -> None:
     proposal, clone = ready.proposal, ready.clone
-    former = Formerly(bases=clone.bases(), open_base=clone.open_base)
+    former = Formerly(bases=clone.bases(), read_base=clone.read_base)
     material = gather(options.show, ready.plan.project, proposal.changes, proposal.contents, former)
     _print_plan(options.show, ready.plan, material, SimulationResult.of(ready.plan, kept=False, exit=0), console)
     if ready.left_out:

@@ -10,18 +10,17 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from types import FrameType
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from typing import Literal
 
 from agent_sandbox._fast.values import dataclass
 from agent_sandbox.assembly import here
-from agent_sandbox.cli.caller import guest_environment
+from agent_sandbox.cli.caller import guest_environment, unwound_by_signals
 from agent_sandbox.cli.context import policy_of, project_of, working_directory
 from agent_sandbox.cli.options import VerifyOptions
 from agent_sandbox.cli.render.messages import Console, Style, shown
-from agent_sandbox.cli.results import VerbResult
+from agent_sandbox.cli.results import InterruptedResult, VerbResult
 from agent_sandbox.errors import PolicyError, SandboxError
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.paths import Tree
@@ -39,7 +38,6 @@ from agent_sandbox.workspace.store import SandboxState, Store
 from agent_sandbox.workspace.view.plan import PRIVATE
 
 _WIDTH = 13  # of the status column
-_ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
@@ -96,29 +94,12 @@ class VerifyResult(VerbResult):
         print(f"\n{console.style.heading(_verdict(self))}")
 
 
-@dataclass(frozen=True)
-class InterruptedResult(VerbResult):
-    """The result of a verb that was ended by a signal. Nothing is left behind."""
-
-    kind = "interrupted"
-
-    signal: int
-
-    @property
-    def code(self) -> int:
-        """128 plus the number of the signal, as in a shell."""
-        return 128 + self.signal
-
-    def text(self, console: Console) -> None:
-        """Print nothing: the user caused the signal."""
-
-
 def verify(options: VerifyOptions, console: Console) -> VerbResult:
     """Attack sandboxes on this machine, and report which promises held."""
     began = time.monotonic()
     received: list[int] = []
     try:
-        with _unwound_by_signals(received):
+        with unwound_by_signals(received):
             results = _attack(options, progress=sys.stderr.isatty() and not console.quiet)
     except KeyboardInterrupt:
         return InterruptedResult((received or [signal.SIGINT])[0])
@@ -246,25 +227,6 @@ def _remedies(results: list[ProbeResult]) -> dict[str, list[str]]:
     return {
         result.probe.name: [f"{name}: {known[name]}" for name in result.probe.rests_on if name in known] for result in results if result.bad
     }
-
-
-@contextmanager
-def _unwound_by_signals(received: list[int]) -> Iterator[None]:
-    """Turn signals that would end the program into `KeyboardInterrupt`, so that nothing is left behind."""
-
-    def unwind(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-        raise KeyboardInterrupt
-
-    before = {number: signal.getsignal(number) for number in _ENDING}
-    for number, handler in before.items():
-        if handler is signal.SIG_DFL:
-            signal.signal(number, unwind)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
 
 def _facts(results: Sequence[ProbeResult], remedies: Mapping[str, Sequence[str]]) -> tuple[ProbeFacts, ...]:

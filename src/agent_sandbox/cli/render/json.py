@@ -11,9 +11,8 @@ import os
 import sys
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
-from enum import Enum
 
-from agent_sandbox._fast.values import fields, is_dataclass
+from agent_sandbox._fast.values import fields, is_dataclass, is_member
 from agent_sandbox.cli.results import ChangeFacts, Omitted, PathName, VerbResult
 from agent_sandbox.workspace.changes import Change
 
@@ -63,7 +62,7 @@ def encoded(value: object) -> Json:
     """Return a value of a result as JSON types."""
     if value is None or isinstance(value, bool | int | float):
         return value
-    if isinstance(value, Enum):
+    if is_member(value):
         return encoded(value.value)
     if isinstance(value, str):
         return value.encode(errors="surrogateescape").decode(errors="replace")  # other readers of JSON refuse lone surrogates

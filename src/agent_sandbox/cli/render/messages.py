@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
 
+from agent_sandbox._fast.contexts import suppress
 from agent_sandbox._fast.values import dataclass
 
 PROGRAM = "agent-sandbox"
