@@ -41,9 +41,8 @@ security: setup  ## the attack suite, as root also as an unprivileged user, with
 conformance: setup  ## CPython's own tests inside WebAssembly and natively, side by side; writes docs/conformance.md
 	@$(PY) -m scripts.conformance
 
-bench: setup  ## side by side with peers, in one run: tables, and .bench/report.json; QUICK=1 for a first look, BEFORE=COMMIT with that too
-	@bench/prepare.sh $(BEFORE)
-	@.bench/venv/bin/python -m bench.run $(if $(QUICK),--quick) $(if $(BEFORE),--before $(BEFORE)) $(if $(ONLY),--only $(ONLY))
+bench: setup  ## side by side with peers and the last release, in one run: tables, and .bench/report.json; QUICK=1 for a first look, BEFORE=COMMIT, BEFORE=none
+	@bench/run.sh '$(BEFORE)' $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY))
 
 torture: setup  ## the full counts of what make test only samples; long
 	AGENT_SANDBOX_TEST_PATIENCE=20 $(PYTEST) -m torture

@@ -9,9 +9,9 @@ import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
-from bench.crew import BEFORE, Crew
+from bench.crew import BEFORE, PATIENCE, Crew
 from bench.network import CONNECTIONS, PROTOCOLS
 from bench.samples import summarise
 from bench.subjects import SUBJECTS, Subject
@@ -38,12 +38,16 @@ class Measure:
     more_is_better: bool = False
     notes: tuple[str, ...] = ()
     when_quick: str = ""  # other subjects, which have less to do
+    spent: Literal["", "processes", "all"] = ""  # not how long the burst takes, but the processor time: of whom
+    patience: float = PATIENCE  # seconds for one answer
 
 
 def _burst(calls: int, seconds: float, gap: float = 0.03, skip: int = 1) -> dict[str, Any]:
     return {"burst": {"calls": calls, "seconds": seconds, "gap": gap, "skip": skip}}
 
 
+LONG = 1800.0  # with trees and sandboxes of many files
+SPENT = "calls 30 ms apart; the caller, the pool that fills up again and all that a run starts are counted"
 BACK_TO_BACK = _burst(1_000, 0.4, gap=0.0, skip=0)
 MEASURES = (
     Measure("warm", "print(1), calls 30 ms apart", "print", _burst(6, 0.6), rounds=6),
@@ -67,6 +71,17 @@ MEASURES = (
         rounds=5,
         unit="/s",
         more_is_better=True,
+    ),
+    # Those subjects since an earlier commit has them, too.
+    Measure("processor", "processor time of print(1)", "rate", _burst(40, 60.0), rounds=5, spent="processes", notes=(SPENT,)),
+    Measure(
+        "processor-all",
+        "the same with the kernel's workers",
+        "rate",
+        _burst(40, 60.0),
+        rounds=5,
+        spent="all",
+        notes=("threads of the kernel that take apart what a run leaves behind; told only while nobody else uses the machine",),
     ),
     Measure("turns", "print(1) in a session that stays", "turns", BACK_TO_BACK, rounds=8),
     Measure("command", "a program as a shell starts it", "command", _burst(5, 1.0), rounds=5),
@@ -136,6 +151,7 @@ MEASURES = (
         reference="snapshot-few",
         notes=("something has run since the last snapshot, each time",),
         when_quick="snapshots, fewer",
+        patience=LONG,
     ),
     Measure(
         "changes",
@@ -145,6 +161,7 @@ MEASURES = (
         rounds=5,
         notes=("the same changes everywhere, half of them modified files, a quarter new ones, a quarter removed",),
         when_quick="changes, fewer",
+        patience=LONG,
     ),
     Measure(
         "promotion",
@@ -155,23 +172,44 @@ MEASURES = (
         reference="cp-new",
         notes=("files of 1 kB in folders that are there; state and project on one filesystem; on the disk at the end",),
         when_quick="promotion, fewer",
+        patience=LONG,
+    ),
+    Measure(
+        "new-files",
+        "many new files, as a shell starts it",
+        "new files",
+        _burst(1, 0.0, skip=0),
+        rounds=3,
+        reference="cp",
+        notes=("files of 1 kB in folders that are there, in a new sandbox of a new project each time",),
+        when_quick="new files, fewer",
+        patience=LONG,
     ),
 )
 _FEWER = "smaller trees and fewer changes than the targets are about, so there is no verdict"
 
 
-def take(measures: Sequence[Measure], *, quick: bool, say: Callable[[str], None], before: str = "") -> Iterator[Table]:
+def take(
+    measures: Sequence[Measure], *, quick: bool, say: Callable[[str], None], failed: Callable[[str], None], before: str = ""
+) -> Iterator[Table]:
     """Carry out measures, with every subject that can take part. Neighbours with the same subjects share their workers.
 
-    With `before`, the name of an earlier commit, each subject of ours takes part twice: as it is, and right after that as it was.
+    A measure that breaks is told to `failed`, and the next one has its turn. With `before`, the name of an earlier commit, each subject of
+    ours takes part twice: as it is, and right after that as it was.
     """
     chosen = [_with_less_to_do(measure) if quick and measure.when_quick else measure for measure in measures]
-    for who, neighbours in itertools.groupby(chosen, lambda measure: measure.subjects):
+    for (who, metered, patience), group in itertools.groupby(chosen, lambda each: (each.subjects, bool(each.spent), each.patience)):
+        neighbours = list(group)
         subjects = with_earlier(SUBJECTS[who], before) if before else SUBJECTS[who]
-        say(f"getting ready: {', '.join(subject.title for subject in subjects)}")
-        with Crew(who, [subject.key for subject in subjects]) as crew:
-            for measure in neighbours:
-                yield _take(measure, subjects, crew, rounds=QUICK_ROUNDS if quick else measure.rounds, say=say)
+        say(f"getting ready: {', '.join(subject.title.strip() for subject in subjects)}")
+        try:
+            with Crew(who, [subject.key for subject in subjects], metered=metered, patience=patience) as crew:
+                while neighbours:
+                    yield _take(neighbours[0], subjects, crew, rounds=QUICK_ROUNDS if quick else neighbours[0].rounds, say=say)
+                    neighbours.pop(0)
+        except Exception as error:
+            names = ", ".join(measure.key for measure in neighbours) or who
+            failed(f"NOT MEASURED: {names}: {type(error).__name__}: {error}")
 
 
 def with_earlier(subjects: Sequence[Subject], before: str) -> tuple[Subject, ...]:
@@ -193,10 +231,16 @@ def _take(measure: Measure, subjects: Sequence[Subject], crew: Crew, *, rounds: 
     for turn in range(rounds):
         say(f"{measure.key}: round {turn + 1} of {rounds}")
         for subject in subjects:
-            values[subject.key] += crew.ask(subject.key, measure.request)
+            if measure.spent:
+                values[subject.key] += crew.spend(subject.key, measure.request, kernel=measure.spent == "all")
+            else:
+                values[subject.key] += crew.ask(subject.key, measure.request)
     rows = []
     for subject in subjects:
         why = crew.missing(subject.key)  # one that broke half-way has no figures: they would be those of its better half
+        if not values[subject.key]:
+            why = why or crew.doubt(subject.key)
         figures = None if why else summarise(values[subject.key], more_is_better=measure.more_is_better)
         rows.append(Row(subject.key, subject.title, figures, why))
-    return Table(measure.key, measure.title, measure.unit, tuple(rows), measure.reference, measure.notes)
+    notes = (*measure.notes, *(f"counted by {means}" for means in crew.means if measure.spent))
+    return Table(measure.key, measure.title, measure.unit, tuple(rows), measure.reference, notes)

@@ -10,9 +10,10 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 Call = Callable[[], None]  # one complete run; raises when it did not do what it should
@@ -78,7 +79,15 @@ def expect(wanted: str, got: str, more: str = "") -> None:
         raise Missing(f"it did not print {wanted.strip()!r}: {last}")
 
 
-def command(argv: Sequence[str], prints: str | None = "", *, lines: int = 0, cwd: Path | None = None, **settings: str) -> Call:
+def command(
+    argv: Sequence[str],
+    prints: str | None = "",
+    *,
+    lines: int = 0,
+    cwd: Path | None = None,
+    longest: float = LONGEST_RUN,
+    settings: Mapping[str, str] = MappingProxyType({}),
+) -> Call:
     """A program that is started for each run. It prints exactly this; or, where that is None, at least so many lines."""
     program = shutil.which(argv[0], path=ENVIRONMENT["PATH"])
     if program is None:
@@ -86,16 +95,19 @@ def command(argv: Sequence[str], prints: str | None = "", *, lines: int = 0, cwd
     environment = {**ENVIRONMENT, **{name: os.environ[name] for name in PASSED_ON if name in os.environ}, **settings}
 
     def call() -> None:
-        done = subprocess.run(
-            [program, *argv[1:]],
-            cwd=cwd,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=LONGEST_RUN,
-        )
+        try:
+            done = subprocess.run(
+                [program, *argv[1:]],
+                cwd=cwd,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=longest,
+            )
+        except subprocess.TimeoutExpired:
+            raise Missing(f"it hung: no end within {longest:.0f} s") from None
         if prints is not None:
             expect(prints, done.stdout, done.stderr)
         elif done.stdout.count("\n") < lines:

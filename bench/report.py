@@ -54,7 +54,7 @@ def _machine(machine: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _table(table: Table) -> Iterator[str]:
-    width = max(len(table.title), *(len(row.title) + 2 for row in table.rows))
+    width = max([len(table.title), *(len(row.title) + 2 for row in table.rows)])
     yield f"{table.title:<{width}}  {'p50 ' + table.unit:>10}  {'p95':>8}  {'runs':>5}  {'ratio':>6}"
     for row in table.rows:
         yield f"  {row.title:<{width - 2}}  {_figures(table, row)}"

@@ -89,7 +89,7 @@ def told_by_git(files: int, changes: int, *words: str, lines: int = 1) -> Call:
     if shutil.which("git") is None:
         raise Missing("git is not installed")
     trees.make_changed(top, files, changes)
-    return command((*GIT, *words), None, lines=lines, cwd=top, **GIT_ENVIRONMENT)
+    return command((*GIT, *words), None, lines=lines, cwd=top, settings=GIT_ENVIRONMENT)
 
 
 def _changed(files: int, changes: int) -> Workspace:
@@ -112,6 +112,26 @@ def promoting(sort: Sort, files: int) -> Call:
             raise Missing(f"not all of {files:,} files were promoted")
 
     return Staged(lambda: _refill(work, sort, files), call)
+
+
+def showing_new(files: int) -> Call:
+    """What the command line shows of a sandbox with so many new files. Nothing is remembered of an earlier look."""
+    work = Workspace.over(_made("shown"))
+    show = command((PROGRAM, "diff", "--project", work.project), None, lines=files, longest=FILLING_SECONDS)
+    return Staged(lambda: _refill(work, "new", files), show)
+
+
+def promoting_new(files: int) -> Call:
+    """The same files promoted by the command line, by who has not looked at them before."""
+    work = Workspace.over(_made("promoted"))
+    promote = command((PROGRAM, "promote", "--yes", "--project", work.project), None, longest=FILLING_SECONDS)
+
+    def call() -> None:
+        promote()
+        if not edits.file_of(Path(work.project), files - 1).exists():
+            raise Missing(f"not all of {files:,} files were promoted")
+
+    return Staged(lambda: _refill(work, "new", files), call)
 
 
 def taking_back(sort: Sort, files: int) -> Call:

@@ -66,11 +66,12 @@ class Scale:
     changes: int  # in both trees
     changed: int  # in a sandbox that is snapshotted; few of them is always ten
     promoted: int
+    new: int  # files in a sandbox that the command line shows and promotes
 
 
 # Rootless a snapshot is a copy, so its cost is known from fewer files.
-FULL = Scale(MANY_FILES, 20_000, 10_000, 100_000 if os.geteuid() == 0 else 2_000, 10_000)
-SMALL = Scale(20_000, 2_000, 1_000, 2_000, 1_000)
+FULL = Scale(MANY_FILES, 20_000, 10_000, 100_000 if os.geteuid() == 0 else 2_000, 10_000, 20_000)
+SMALL = Scale(20_000, 2_000, 1_000, 2_000, 1_000, 2_000)
 
 
 def _snapshots(scale: Scale) -> tuple[Subject, ...]:
@@ -104,6 +105,14 @@ def _promotion(scale: Scale) -> tuple[Subject, ...]:
         _peer("cp-replaced", "cp -a + sync, files written over", partial(stored.copying, "replaced", scale.promoted)),
         Subject("undo-new", "undo, new files", partial(stored.taking_back, "new", scale.promoted)),
         Subject("undo-replaced", "undo, files replaced", partial(stored.taking_back, "replaced", scale.promoted)),
+    )
+
+
+def _new_files(scale: Scale) -> tuple[Subject, ...]:
+    return (
+        Subject("diff", f"agent-sandbox diff, {scale.new:,} new files", partial(stored.showing_new, scale.new)),
+        Subject("promote", "agent-sandbox promote --yes", partial(stored.promoting_new, scale.new)),
+        _peer("cp", "cp -a + sync", partial(stored.copying, "new", scale.new)),
     )
 
 
@@ -163,7 +172,9 @@ SUBJECTS: dict[str, tuple[Subject, ...]] = {
     "snapshots": _snapshots(FULL),
     "changes": _changes(FULL),
     "promotion": _promotion(FULL),
+    "new files": _new_files(FULL),
     "snapshots, fewer": _snapshots(SMALL),
     "changes, fewer": _changes(SMALL),
     "promotion, fewer": _promotion(SMALL),
+    "new files, fewer": _new_files(SMALL),
 }

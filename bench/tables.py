@@ -32,6 +32,10 @@ class Table:
         """The middle figure of a subject, or None when it is missing."""
         return next((row.figures.p50 for row in self.rows if row.subject == subject and row.figures), None)
 
+    def p95(self, subject: str) -> float | None:
+        """The bad end of a subject's figures, or None when it is missing."""
+        return next((row.figures.p95 for row in self.rows if row.subject == subject and row.figures), None)
+
     def times_reference(self, row: Row) -> float | None:
         """How many times the reference's middle figure this row's is."""
         reference = self.p50(self.reference)

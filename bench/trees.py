@@ -13,7 +13,7 @@ from bench.edits import FILES_PER_FOLDER, file_of
 # Nobody's settings: as it comes out of the box, and without a watcher that would have to be started first.
 GIT = ("git", "-c", "safe.directory=*", "-c", "core.fsmonitor=false", "-c", "core.untrackedCache=false")
 GIT_ENVIRONMENT = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
-HOME = Path(__file__).resolve().parent.parent / ".bench"
+HOME = Path(os.environ.get("AGENT_SANDBOX_BENCH") or Path(__file__).resolve().parent.parent / ".bench")  # as run.sh has chosen it
 FEW_FILES, MANY_FILES = 10, 200_000
 
 

@@ -1,7 +1,7 @@
 """Measure requests through the egress: small GETs over kept connections, plain and over intercepted TLS, beside a direct connection.
 
 The server, the egress and the client are a process each. The egress searches every request by the product's rules. The same client
-measures mitmproxy, a peer that also reads TLS, if `prepare.sh` could install it.
+measures mitmproxy, a peer that also reads TLS, if `run.sh` could install it.
 
 Usage: python -m bench.wire [--seconds 3] [--connections 1 50 500]
 """
@@ -24,12 +24,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_sandbox.egress.authority import Authority
+from agent_sandbox.egress.authority import Authority, new_authority
 from agent_sandbox.egress.channel import SocketChannel
 from agent_sandbox.egress.dlp.own_secrets import OwnSecrets
 from agent_sandbox.egress.dlp.rules import default_rules
 from agent_sandbox.egress.dlp.scanner import Search
-from agent_sandbox.egress.server import Egress, new_authority
+from agent_sandbox.egress.server import Egress
 from agent_sandbox.policy.network import network_rules
 from bench.network import CONNECTIONS, PROTOCOLS
 from bench.peers import Missing

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.crew import BEFORE, Crew
+from bench.crew import BEFORE, ROOT, Crew
 from bench.measures import MEASURES, with_earlier
 from bench.peers import PRINT, Missing, Staged, command, expect, python
 from bench.subjects import SUBJECTS
@@ -76,6 +76,11 @@ def test_a_program_that_prints_less_than_it_should_is_missing() -> None:
         command(("sh", "-c", "echo 1; echo no more >&2"), None, lines=2)()
 
 
+def test_a_program_that_hangs_is_missing() -> None:
+    with pytest.raises(Missing, match="it hung: no end within 0 s"):
+        command(("sleep", "1000"), longest=0.01)()
+
+
 def test_the_job_is_done_by_a_plain_interpreter() -> None:
     python(PRINT)()
 
@@ -96,13 +101,18 @@ def test_beside_an_earlier_commit_every_row_of_ours_stands_twice_and_no_peer_doe
     assert {subject.key for subject in SUBJECTS["command"] if subject.peer} == {"bubblewrap", "python"}
 
 
-def test_the_worker_of_an_earlier_commit_is_that_commits_own_on_a_store_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("understood", "place"), [("exit 1", "checkout"), ("exit 0", ROOT.name)])
+def test_the_worker_of_an_earlier_commit_has_that_commits_program_on_a_store_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, understood: str, place: str
+) -> None:
+    """This benchmark measures it, so that both do the same; its own does where it is too old for that."""
     (tmp_path / "venv/bin").mkdir(parents=True)
     (tmp_path / "checkout").mkdir()
     python = tmp_path / "venv/bin/python"
-    python.write_text('#!/bin/sh\nprintf \'{"missing": "%s in %s on %s"}\\n\' "$4" "$(basename "$PWD")" "$AGENT_SANDBOX_STATE"\n')
+    answer = """printf '{"missing": "%s in %s on %s"}\\n' "$4" "$(basename "$PWD")" "$AGENT_SANDBOX_STATE" """
+    python.write_text(f"#!/bin/sh\n[ $1 != -c ] || {understood}\n{answer}\n")
     python.chmod(0o755)
     monkeypatch.setattr("bench.crew.EARLIER", tmp_path)
     monkeypatch.setenv("AGENT_SANDBOX_STATE", "/state")
     with Crew("print", ["us" + BEFORE]) as crew:
-        assert crew.missing("us" + BEFORE) == "us in checkout on /state-before"
+        assert crew.missing("us" + BEFORE) == f"us in {place} on /state-before"

@@ -51,13 +51,25 @@ def test_a_target_is_said_to_be_reached_or_not(bubblewrap: float | None, words: 
 
 def test_a_target_that_is_a_bound_from_above_is_missed_by_more() -> None:
     rows = (Row("us", "", Summary(9.0, 9.0, 1)), Row("python", "", Summary(2.0, 2.0, 1)))
-    (verdict,) = judge(Account("root", 0, (Table("command", "", "ms", rows, "us"),)))
-    assert (verdict.got, verdict.reached) == (4.5, False)
+    times, milliseconds = judge(Account("root", 0, (Table("command", "", "ms", rows, "us"),)))
+    assert (times.got, times.reached) == (4.5, False)
+    assert (milliseconds.got, milliseconds.reached) == (9.0, True)
+
+
+def test_a_target_for_the_bad_end_divides_p95_by_p50() -> None:
+    table = Table("drained", "", "ms", (Row("us", "", Summary(2.0, 9.0, 1)),), "us")
+    got = {verdict.target.claim: (verdict.got, verdict.reached) for verdict in judge(Account("root", 0, (table,)))}
+    assert got["print(1), back to back: p95 over p50"] == (4.5, False)
+    assert got["the same on a clone of the machine: p95 over p50"] == (None, None)
 
 
 def test_root_and_rootless_have_targets_of_their_own() -> None:
     wanted = {
-        user: [target.wanted for target in TARGETS if (target.measure, target.under) == ("drained", "us") and user in target.users]
+        user: [
+            target.wanted
+            for target in TARGETS
+            if (target.measure, target.over, target.under) == ("drained", "bubblewrap", "us") and user in target.users
+        ]
         for user in ("root", "rootless")
     }
     assert wanted == {"root": [2.5], "rootless": [1.5]}
