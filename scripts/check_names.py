@@ -30,7 +30,7 @@ PUBLIC_PACKAGES = (PACKAGE, "agentbox")  # the names in their `__all__` are the 
 PUBLIC_MODULES = frozenset(
     f"{PACKAGE}.{name}"
     for name in (
-        *("sandbox", "workspaces", "session", "aio", "config", "result", "permissions"),
+        *("sandbox", "workspaces", "experiments", "session", "timelines", "aio", "config", "result", "permissions"),
         *("isolation", "executor", "audit", "replays", "errors", "testing"),
     )
 )

@@ -10,7 +10,6 @@ import inspect
 import pkgutil
 import typing
 from collections.abc import Iterator, Mapping
-from enum import Enum
 from types import NoneType, UnionType
 from typing import Any
 
@@ -128,7 +127,7 @@ def _schema(hint: Any, definitions: dict[str, object]) -> dict[str, object]:
         return {"type": "array", "items": _any_of(list(_members(arguments[0])), definitions)}
     if origin in (dict, Mapping):
         return {"type": "object", "additionalProperties": _any_of(list(_members(arguments[1])), definitions)}
-    if issubclass(hint, Enum):
+    if hasattr(hint, "__members__"):
         return {"enum": [each.value for each in hint]}
     if hint.__name__ not in definitions:
         definitions[hint.__name__] = {}  # it may hold itself

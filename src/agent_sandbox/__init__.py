@@ -9,9 +9,11 @@ back what it changed. `ledger` records every action, before it is performed and 
 right order: decide, record, act, record. `cli` is the command line.
 
 Beside them lie the modules that programs import: `sandbox` (`Sandbox`, `create_sandbox`), `session` (Python interpreters that keep their
-state between turns), `workspaces` (`Workspace`, whose changes wait until they are promoted), `files` (files in each of these), `config`
+state between turns), `workspaces` (`Workspace`, whose changes wait until they are promoted), `experiments` (`Experiment`, several attempts
+at once), `files` (files in each of these), `config`
 (every setting, explained), `options` (the same as types), `result`, `aio` (the same for asyncio), `replays` (run a record again),
-`isolation`, `audit`, and `errors`, the exceptions of this package. A program that fails in a sandbox is a result, not an exception.
+`timelines` (the steps of a session), `isolation`, `audit`, and `errors`, the exceptions of this package. A program that fails in a sandbox
+is a result, not an exception.
 
 A module imports only modules of its own level and of lower levels. From the top, these are: the modules just named, then `engine`, then
 `runtime`, `workspace` and `ledger`, then `kernel` and `policy`, then `errors`. Names are loaded when they are first used, because a process
@@ -22,7 +24,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # see `_fast.values`
 if TYPE_CHECKING:
-    from agent_sandbox.aio import AsyncFiles, AsyncSandbox, AsyncSession, AsyncWorkspace
+    from agent_sandbox.aio import AsyncFiles, AsyncPastState, AsyncSandbox, AsyncSession, AsyncWorkspace
     from agent_sandbox.audit import AuditEntry, AuditLevel, AuditLog
     from agent_sandbox.config import SandboxConfig
     from agent_sandbox.errors import (
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
         WorkspaceError,
     )
     from agent_sandbox.executor import CodeExecutor, ExecutionContext, ExecutionResult
+    from agent_sandbox.experiments import AttemptOutcome, AttemptSandbox, AttemptWork, Comparison, Experiment
     from agent_sandbox.files import FileEntry, SandboxFiles
     from agent_sandbox.isolation import IsolationBackend, IsolationConfig, ProcessIsolation
     from agent_sandbox.options import (
@@ -63,25 +66,32 @@ if TYPE_CHECKING:
     from agent_sandbox.result import SandboxResult, SandboxStatus
     from agent_sandbox.sandbox import Sandbox, create_sandbox, shell
     from agent_sandbox.session import SandboxSession
+    from agent_sandbox.timelines import PastFrame, PastState, PastVariable, Rewound, StateDiff, Step, Timeline
     from agent_sandbox.workspaces import Workspace, WorkspaceDiff
 
 __all__ = [
     "AskRules",
     "AsyncFiles",
+    "AsyncPastState",
     "AsyncSandbox",
     "AsyncSession",
     "AsyncWorkspace",
+    "AttemptOutcome",
+    "AttemptSandbox",
+    "AttemptWork",
     "AuditEntry",
     "AuditLevel",
     "AuditLog",
     "Busy",
     "CodeExecutor",
+    "Comparison",
     "Conflicted",
     "CreateArguments",
     "Denied",
     "Drift",
     "ExecutionContext",
     "ExecutionResult",
+    "Experiment",
     "FileEntry",
     "FilePermission",
     "IsolationBackend",
@@ -91,6 +101,9 @@ __all__ = [
     "LedgerUnavailable",
     "NetworkIntent",
     "NetworkPermission",
+    "PastFrame",
+    "PastState",
+    "PastVariable",
     "PermissionLevel",
     "PermissionSet",
     "PolicyError",
@@ -98,6 +111,7 @@ __all__ = [
     "ProcessPermission",
     "RecordError",
     "Replay",
+    "Rewound",
     "RunOptions",
     "RuntimeUnavailable",
     "Sandbox",
@@ -113,6 +127,9 @@ __all__ = [
     "Secret",
     "SessionOptions",
     "SimulationOptions",
+    "StateDiff",
+    "Step",
+    "Timeline",
     "ToolError",
     "TurnOptions",
     "Workspace",
@@ -126,7 +143,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "aio": ("AsyncFiles", "AsyncSandbox", "AsyncSession", "AsyncWorkspace"),
+    "aio": ("AsyncFiles", "AsyncPastState", "AsyncSandbox", "AsyncSession", "AsyncWorkspace"),
     "audit": ("AuditEntry", "AuditLevel", "AuditLog"),
     "config": ("SandboxConfig",),
     "errors": (
@@ -134,6 +151,7 @@ _HOMES = {
         *("RecordError", "RuntimeUnavailable", "SandboxError", "SandboxWarning", "ToolError", "WorkspaceError"),
     ),
     "executor": ("CodeExecutor", "ExecutionContext", "ExecutionResult"),
+    "experiments": ("AttemptOutcome", "AttemptSandbox", "AttemptWork", "Comparison", "Experiment"),
     "files": ("FileEntry", "SandboxFiles"),
     "isolation": ("IsolationBackend", "IsolationConfig", "ProcessIsolation"),
     "options": (
@@ -149,6 +167,7 @@ _HOMES = {
     "result": ("SandboxResult", "SandboxStatus"),
     "sandbox": ("Sandbox", "create_sandbox", "shell"),
     "session": ("SandboxSession",),
+    "timelines": ("PastFrame", "PastState", "PastVariable", "Rewound", "StateDiff", "Step", "Timeline"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

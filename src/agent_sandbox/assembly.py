@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import sys
 import time
-from functools import lru_cache
 
 from agent_sandbox._fast.encoding import sha256
+from agent_sandbox._fast.functions import lru_cache
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.engine.provisions import NO_PROVISIONS, Provisions
 from agent_sandbox.engine.runtimes import Registry
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from agent_sandbox.engine.approvals.inbox import Inbox, Waiting
     from agent_sandbox.engine.approvals.second_factor import SecondFactor
     from agent_sandbox.engine.code_check import EarlyLook
+    from agent_sandbox.engine.egress_program import EgressProgram
     from agent_sandbox.engine.elevations import Elevations
     from agent_sandbox.engine.gate import Approver, EntryWriter, Gate
     from agent_sandbox.engine.grants import Capabilities
@@ -163,16 +164,11 @@ def check_system() -> None:
         raise RuntimeUnavailable("there are no sandboxes on Windows itself in this version", missing=("posix",), hint=hint)
 
 
-# The modules of the extra `network`, by the distributions that have them. Not Hyperscan: some platforms have none, and it is not needed.
-_NETWORK = {"brotli": "brotli", "cryptography": "cryptography", "google-re2": "re2", "h2": "h2", "zstandard": "zstandard"}
-
-
 def check_network() -> None:
     """Raise `RuntimeUnavailable` if the packages of the extra `network` are not installed: no run could have a network."""
-    from importlib.util import find_spec  # only runs with a network need it
+    from agent_sandbox.runtime import network_packages  # only runs with a network need it
 
-    missing = tuple(name for name, module in _NETWORK.items() if find_spec(module) is None)
-    if missing:
+    if missing := network_packages.missing(network_packages.NEEDED):
         hint = f"pip install {' '.join(missing)}, which are of the extra `network`; or run without a network"
         raise RuntimeUnavailable(f"a network needs packages that are not installed: {', '.join(missing)}", missing=missing, hint=hint)
 
@@ -456,17 +452,24 @@ class Assembly:
         """Return the runtime that isolates by the WebAssembly engine alone, without the kernel's confinement."""
         return _one_wall(self.host.compiled)
 
-    def command_line_registry(self, forked: Zygote | None = None) -> Registry:
+    def command_line_registry(
+        self, forked: Zygote | None = None, egress: EgressProgram | None = None, *, threads: bool = False
+    ) -> Registry:
         """Return the runtimes of the command line. Its process has one thread, so native programs can start from a fork of it.
 
-        `forked` is a zygote that was forked earlier, if there is one. The caller must close the registry.
+        `forked` is a zygote that was forked earlier, and `egress` the egress program, if they exist. With `threads`, several run at once,
+        and none is a fork of this process. The caller must close the registry.
         """
         from agent_sandbox.runtime.process.runtime import ProcessRuntime
 
-        registry, process = Registry(), ProcessRuntime(single_threaded=True, forked=forked)
+        registry, process = Registry(), ProcessRuntime(single_threaded=not threads, forked=forked)
         registry.register("process", lambda: process)
         registry.get("process")  # so that closing the registry ends `forked`, used or not
         registry.register("wasm", lambda: self.wasm(warm=0))
+        if egress is not None:
+            from agent_sandbox.engine.egress_zygote import EgressZygote  # few runs have a network
+
+            registry.accompany(EgressZygote(egress))
         return registry
 
 

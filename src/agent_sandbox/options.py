@@ -131,6 +131,7 @@ class SessionOptions(TypedDict, total=False):
     args: Sequence[str]
     tools: Tools
     on_output: OnOutput
+    timeline: bool
 
 
 class TurnOptions(TypedDict, total=False):

@@ -16,7 +16,6 @@ from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.model import OFFLINE, Guarantee, Policy, implied, with_network
 from agent_sandbox.policy.network import NetworkRules, Reach, network_rules
 from agent_sandbox.policy.search_rules import ACTIONS, SearchRules
-from agent_sandbox.policy.traffic_budgets import read_budget
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -106,6 +105,8 @@ def under(
             denied, asked = (
                 [each for layer in layers.below for each in layer.get(key, ())] for key in ("network.denied_hosts", "approvals.network")
             )
+            from agent_sandbox.policy.traffic_budgets import read_budget  # few runs have a network
+
             budgets = (read_budget(each) for layer in layers.below for each in layer.get("network.budgets", ()))
             network = freed.narrowed(
                 network_rules(outbound=True, inbound=True, denied=denied, asked=asked, localhost=True, budgets=budgets)

@@ -43,7 +43,7 @@ from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.work import Code, Command, Work
 from agent_sandbox.errors import Busy, Denied, PolicyError, SandboxWarning
 from agent_sandbox.options import OnOutput, PathLike, WorkspaceOptions, WorkspaceSimulationOptions
-from agent_sandbox.policy.model import SCRATCH, Policy, cloned, with_network
+from agent_sandbox.policy.model import SCRATCH, Policy, cloned, limited, with_network
 from agent_sandbox.policy.paths import ancestors, contains, covering
 from agent_sandbox.result import SandboxResult
 from agent_sandbox.workspace.changes import Change, ChangeSet
@@ -59,6 +59,7 @@ from agent_sandbox.workspace.stored_sandbox import Rollback, Stored
 
 if TYPE_CHECKING:
     from agent_sandbox.approvals import Asking
+    from agent_sandbox.engine.attachments import Attachment
     from agent_sandbox.engine.file_access import FileAnswer, FileRequest
     from agent_sandbox.engine.gate import Approver
     from agent_sandbox.engine.simulation.plan import EffectPlan
@@ -66,8 +67,10 @@ if TYPE_CHECKING:
     from agent_sandbox.network_changes import NetworkChanges
     from agent_sandbox.policy.action import Action
     from agent_sandbox.policy.decide import Ask
+    from agent_sandbox.policy.model import Limits
     from agent_sandbox.policy.secrets import Mask
     from agent_sandbox.policy.tokens import Token
+    from agent_sandbox.workspace.store import SandboxState
 
 __all__ = ["Workspace", "WorkspaceDiff"]
 
@@ -366,9 +369,22 @@ class Workspace:
         self._asking = self._asking or Asking(self.id, None, ())
         return self._asking.approver(policy)
 
-    def _gate_of(self, policy: Policy) -> Gate:
+    def _gate_of(self, policy: Policy, sandbox: str = "") -> Gate:
         approver = self._asking.approver(policy) if self._asking is not None else None
-        return here().gate(policy, approver=approver, sandbox=self.id)
+        return here().gate(policy, approver=approver, sandbox=sandbox or self.id)
+
+    def _attempt_session(self, name: str, state: SandboxState, limits: Limits, companions: tuple[Attachment, ...]) -> Session:
+        """Return a session for one run of an attempt: under this workspace's policy, with the limits of the attempt. See `experiments`."""
+        policy = limited(self._policy, limits)
+        session = here().session(
+            self._gate_of(policy, f"{self.id}/try-{name}"),
+            here().runtimes(self._runtime),
+            project=self.project,
+            early=self._early,
+            provisions=self._provisions,
+            control=self._changes.control if self._changes is not None else None,
+        )
+        return replace(session.on(state), companions=companions)
 
     def _search_again(self) -> None:
         """Hide the secrets that have appeared since the last run."""

@@ -134,7 +134,7 @@ def landlock_rules(bench: DecoyBench, product: object) -> Found:
             arguments = {"tree": tree, "scratch": scratch, "pid": process.pid, "name": mark}
             return Attempt("confinement", "against_rules", arguments)
 
-        found = _alone(bench, lambda: landlock.enforce(rules), attempt)
+        found = _alone(bench, lambda: landlock.enforce(landlock.open_ruleset(rules)), attempt)
     left_out = {way: seen for way, seen in found.reached.items() if way in rules.left_out}
     # A rule that this kernel lacks is no broken promise: `landlock` and `doctor` say which.
     return Found({way: seen for way, seen in found.reached.items() if way not in left_out}, found.refused)
