@@ -36,6 +36,7 @@ init = module("kernel.init")
 keeper = module("kernel.keeper")
 landlock = module("kernel.landlock")
 mount_steps = module("kernel.mount_steps")
+mask_layers = module("kernel.mask_layers")
 mount_tools = module("kernel.mount_tools")
 namespaces = module("kernel.namespaces")
 seccomp = module("kernel.seccomp")
@@ -86,19 +87,19 @@ def let(*calls: str) -> None:
     for name in calls:
         syscall_rules.CONDITIONAL.pop(name, None)
     syscall_rules.ALLOWED |= frozenset(calls)
-    seccomp.compile_filter.cache_clear()
+    seccomp._compiled.cache_clear()
 
 
 @sabotage("mount-namespace", root=True)
 def no_view() -> None:
-    def build(identity: Any, plan: object) -> tuple[Any, int]:
+    def build(identity: Any, plan: object, masks: object, stage: object) -> tuple[Any, int, list[int]]:
         namespaces.raise_loopback()
         site = mount_tools.Site(identity.userns, identity.shift, userxattr=not identity.root)
         # For the directory of the layers, in which the product makes and removes files, one that is gone: so it can harm no real one.
         gone = tempfile.mkdtemp()
         layers = os.open(gone, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         os.rmdir(gone)
-        return site, layers
+        return site, layers, []
 
     guest_setup._build_view = build
     if os.geteuid() == 0:  # otherwise the guest's own ids can enter none of our directories
@@ -255,7 +256,7 @@ def capabilities_kept() -> None:
 
 @sabotage("masks", "policy-masks", "own-state")
 def no_masks() -> None:
-    mount_steps.fill_mask_layer = lambda layer, lower, masks, site, **more: mount_tools.fill_mask_layer(layer, lower, (), site, **more)
+    mount_steps.fill_mask_layer = lambda layer, lower, masks, opaque, **more: mask_layers.fill_mask_layer(layer, lower, (), opaque, **more)
 
 
 @sabotage("found-secrets")

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from agent_sandbox.cli.commands import doctor
+from agent_sandbox.runtime import network_packages
 from tests import compiled
 from tests.e2e.program import Shell
 from tests.e2e.sabotage import NOTHING
@@ -22,7 +26,17 @@ REQUIRED = {"user namespaces", "namespaces", "mount copies", "overlay", "own /pr
 def test_every_required_capability_has_a_row_and_is_there(shell: Shell) -> None:
     document = shell.json("doctor")
     rows = {row["name"]: row for row in document["rows"]}
-    assert rows.keys() >= REQUIRED | {"Landlock", "control groups", "state directory", "python", "bash", "javascript", "ruby", "wasm"}
+    assert rows.keys() >= REQUIRED | {
+        "Landlock",
+        "control groups",
+        "network",
+        "state directory",
+        "python",
+        "bash",
+        "javascript",
+        "ruby",
+        "wasm",
+    }
     assert {name for name in REQUIRED if rows[name]["status"] != "ok"} == set()
     assert document["usable"] is True
 
@@ -58,6 +72,28 @@ def test_a_file_of_another_user_does_not_make_the_doctor_fail(reachable_checkout
                 taken.unlink()
     rows = {row["name"]: row for row in json.loads(ran.stdout)["rows"]}
     assert (rows["a run"]["status"], rows["a kept run"]["status"]) == ("ok", "ok"), rows
+
+
+def test_the_doctor_knows_every_package_that_a_network_needs() -> None:
+    """What is left of `pyproject.toml`'s list is only what makes it faster."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    extra = {re.split("[<>=]", line)[0] for line in project["project"]["optional-dependencies"]["network"]}
+    assert extra == network_packages.NEEDED.keys() | network_packages.FASTER.keys()
+
+
+@pytest.mark.parametrize("package", sorted(network_packages.NEEDED))
+def test_the_doctor_names_a_package_without_which_no_run_has_a_network(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor.network() == "", "the control: with all of them there is one"
+    monkeypatch.setitem(network_packages.NEEDED, package, "no_such_module")
+    row = doctor._network()
+    assert (row.status, row.remedy) == ("missing", f"install them: pip install {package}")
+    assert package in row.found
+
+
+def test_without_the_faster_search_a_network_is_only_weaker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(network_packages.FASTER, "hyperscan", "no_such_module")
+    row = doctor._network()
+    assert (row.status, "slower" in row.found, "pip install hyperscan" in row.remedy) == ("weaker", True, True)
 
 
 @pytest.mark.parametrize(("wall", "works"), [(NOTHING, True), ("captured-writes", False)])

@@ -58,6 +58,7 @@ CLIENTS = {
     '\n  print(await got.text())\nasyncio.run(get())"',
     "node": "node -e \"fetch('https://{0}/page').then(r => r.text()).then(console.log).catch(e => {{console.error(e); process.exit(1)}})\"",
     "java": "java Fetch.java https://{0}/page",
+    # Where Go is installed. `make setup` does not install it: the wheel that has it is 75 MB, for this one client.
     "go": "go run fetch.go https://{0}/page",
     "git": f"git clone -q https://{{0}}/git/one clone-{{0}} && cat clone-{{0}}/greeting && {HELLO}",
     "pip": f"python3 -m venv --without-pip env-{{0}} && python3 -m pip --python env-{{0}}/bin/python install {PIP}"

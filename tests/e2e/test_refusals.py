@@ -6,7 +6,7 @@ import pytest
 
 from tests.e2e.program import Shell, words
 
-VERBS = ["try", "timeline", "rewind", "serve", "mcp"]
+VERBS = ["timeline", "rewind", "fork", "serve", "mcp"]
 
 
 @pytest.mark.parametrize("verb", VERBS)

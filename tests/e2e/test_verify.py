@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox import assembly
 from agent_sandbox.errors import SandboxError
 from agent_sandbox.kernel import namespaces
 from agent_sandbox.kernel import syscalls as sc
+from agent_sandbox.runtime import network_packages
 from agent_sandbox.selftest.bench import DecoyBench
 from agent_sandbox.selftest.boxes import Found
 from agent_sandbox.selftest.probe import judge, look
@@ -172,7 +172,7 @@ def processes_of(bench: Path) -> list[str]:
 
 
 def test_without_the_extra_for_networks_the_door_is_not_covered_and_the_remedy_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assembly, "_NETWORK", {"no-such-package": "no_such_package"})
+    monkeypatch.setattr(network_packages, "NEEDED", {"no-such-package": "no_such_package"})
     doors = [probe for probe in PROBES if probe.name.startswith("door")]
     seen = look(doors, DecoyBench("/nowhere", ""), None)
     assert len(doors) == 2

@@ -159,12 +159,12 @@ def blamed(bench: DecoyBench, monkeypatch: pytest.MonkeyPatch, rules: Mapping[st
     assert seccomp_rules(bench, None).reached == {}
     monkeypatch.setattr(syscall_rules, "CONDITIONAL", rules)
     monkeypatch.setattr(syscall_rules, "ALLOWED", allowed)
-    seccomp.compile_filter.cache_clear()
+    seccomp._compiled.cache_clear()
     try:
         return {way.partition(":")[0] for way in seccomp_rules(bench, None).reached}
     finally:
         monkeypatch.undo()
-        seccomp.compile_filter.cache_clear()
+        seccomp._compiled.cache_clear()
 
 
 @pytest.mark.parametrize("right", [*landlock.RIGHTS, *landlock.SCOPES])

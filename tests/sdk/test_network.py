@@ -14,6 +14,7 @@ from agent_sandbox import NetworkPermission, PermissionSet, PolicyError, Runtime
 from agent_sandbox.isolation import IsolationConfig
 from agent_sandbox.policy.model import OFFLINE, Guarantee, locked
 from agent_sandbox.policy.network import NetworkRules, network_rules, public_web
+from agent_sandbox.runtime import network_packages
 from agent_sandbox.runtime.process.runtime import TRAITS as PROCESS
 from agent_sandbox.runtime.router.model import Candidate, Permits, Workload
 from agent_sandbox.runtime.router.route import route
@@ -123,7 +124,7 @@ def test_a_runtime_without_a_network_is_refused_and_auto_chooses_one_that_has_it
 
 
 def test_without_the_extra_it_is_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assembly, "_NETWORK", {"no-such-package": "no_such_module"})
+    monkeypatch.setattr(network_packages, "NEEDED", {"no-such-package": "no_such_module"})
     with pytest.raises(RuntimeUnavailable, match="packages that are not installed: no-such-package") as refused:
         Sandbox(allow_network=True)
     assert "extra `network`" in refused.value.hint

@@ -23,12 +23,13 @@ from agent_sandbox import options
 from agent_sandbox.config import SandboxConfig
 
 SOURCE = Path(agent_sandbox.__file__).parent
-MODULES = ("aio", "files", "sandbox", "session", "workspaces")
+MODULES = ("aio", "files", "sandbox", "session", "timelines", "workspaces")
 
 SURFACE = {
     "AsyncFiles": "exists list mkdir read read_bytes remove stat write",
+    "AsyncPastState": "evaluate frames list read variables",
     "AsyncSandbox": "audit close config execute files grant id intent kill propose_network replay revoke run session simulate status",
-    "AsyncSession": "changes close ended files id kill run",
+    "AsyncSession": "changes close diff ended files id inspect kill rewind run timeline",
     "AsyncWorkspace": "carry_out changes close diff drift execute files forget id intent kill over project promote "
     "propose_network reset rollback run simulate snapshot snapshots undo",
     "CodeExecutor": "execute validate_code",
@@ -36,11 +37,13 @@ SURFACE = {
     "IsolationBackend": "execute is_available",
     "PermissionSet": "add grants network over policy settings warnings",
     "ProcessIsolation": "execute is_available",
+    "PastState": "evaluate frames list read variables",
     "Replay": None,
     "Sandbox": "close execute files grant id intent kill propose_network replay revoke run session simulate status",
     "SandboxFiles": "exists list mkdir read read_bytes remove stat write",
     "SandboxResult": None,
-    "SandboxSession": "changes close ended files id kill run",
+    "SandboxSession": "changes close ended files id inspect kill rewind run timeline",
+    "Timeline": "diff failed here steps",
     "Workspace": "carry_out changes close diff drift execute files forget id intent kill over promote "
     "propose_network reset rollback run simulate snapshot snapshots undo",
     "WorkspaceDiff": None,
