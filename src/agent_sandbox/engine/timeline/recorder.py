@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from agent_sandbox._fast.values import TYPE_CHECKING, replace
 from agent_sandbox.engine.attachments import Attachment
@@ -152,7 +152,8 @@ class TimelineRecorder(Attachment):
     def _tick(self) -> None:
         """Look at the memory while a statement runs. Called about twenty times a second."""
         if self._guest is not None and len(self.tree.states) > 1 and (began := time.monotonic()) >= self._look_at:
-            self._thin()
+            with suppress(SandboxError):  # the run has just ended, and its states with it
+                self._thin()
             self._look_at = time.monotonic() + _SHARE * (time.monotonic() - began)
 
     def _thin(self) -> None:
