@@ -211,10 +211,13 @@ def _relatives(supervisor: Supervisor) -> list[int]:
 
 
 def _stands_still(pid: int) -> bool:
+    """Whether a process executes nothing. A shell whose child was stopped before its exec waits in the kernel until that goes on."""
     try:
-        return knows(pid)["State"][0] in "TZX"
+        status = knows(pid)
     except OSError:
         return True
+    stopping = bool(int(status["ShdPnd"], 16) & 1 << (signal.SIGSTOP - 1))
+    return status["State"][0] in "TZX" or (status["State"][0] == "D" and stopping)
 
 
 @case(145)
