@@ -728,7 +728,10 @@ def test_the_process_of_a_run_holds_no_file_and_no_user_of_the_machine(tmp_path:
 
         def look(stream: str, data: bytes) -> None:
             place = f"/proc/{processes[0].pid}"
-            held = [os.readlink(f"{place}/fd/{each}") for each in os.listdir(f"{place}/fd")]
+            held = []
+            for each in os.listdir(f"{place}/fd"):
+                with suppress(FileNotFoundError):  # closed meanwhile
+                    held.append(os.readlink(f"{place}/fd/{each}"))
             with open(f"{place}/status") as file:
                 uid = next(line.split()[1] for line in file if line.startswith("Uid:"))
             looked.append((held, os.listdir(f"{place}/root"), uid))
