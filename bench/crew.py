@@ -92,7 +92,7 @@ class Crew:
 
     @property
     def means(self) -> tuple[str, ...]:
-        """What counts the processor time of the subjects that take part."""
+        """The meter that counts the processor time of the subjects that take part."""
         return tuple(sorted({counting.means for counting in self._meters.values()}))
 
     def missing(self, key: str) -> str:

@@ -217,7 +217,7 @@ def _interrupt(*_: object) -> None:
 
 
 def _ignore_interrupts() -> None:
-    """What is left to do is short: one who presses twice would lose the report."""
+    """Ignore further interrupts: writing the report takes a moment, and a second key would lose it."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 

@@ -115,7 +115,7 @@ def promoting(sort: Sort, files: int) -> Call:
 
 
 def showing_new(files: int) -> Call:
-    """What the command line shows of a sandbox with so many new files. Nothing is remembered of an earlier look."""
+    """Run `diff` of a sandbox with so many new files. It remembers nothing of an earlier look."""
     work = Workspace.over(_made("shown"))
     show = command((PROGRAM, "diff", "--project", work.project), None, lines=files, longest=FILLING_SECONDS)
     return Staged(lambda: _refill(work, "new", files), show)

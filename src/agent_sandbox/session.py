@@ -176,7 +176,8 @@ class SandboxSession:
 
         recorder, number = self._recording(), step if isinstance(step, int) else step.number
         start, source = recorder.again(number)
-        if source and (self._tools or self._sandbox.config.allow_network):
+        config = self._sandbox.config
+        if source and (self._tools or config.allow_network or config.network):
             why = f"the state before step {number} was given up, and running again what led to it would use tools or the network again"
             raise SandboxError(why, hint=f"go back to step {start}, and run on from there yourself")
         self._in_turn(Run(), lambda: self._turns.rewind(recorder, start))

@@ -112,7 +112,7 @@ def _share(cls: Any, frozen: bool) -> Any:
 
 
 class _Shape:
-    """What `__init__` needs to know of the fields of a class. `names` are those that it takes, in order."""
+    """The fields of a class, as `__init__` uses them. `names` are those that it takes, in order."""
 
     __slots__ = ("checks", "count", "defaults", "factories", "names", "needs", "taken")
 

@@ -90,8 +90,11 @@ class KeptProcesses(Family):
                     continue
 
     def _halt(self) -> None:
-        """Stop all processes but the checkpoints, until `_resume`. One that was stopped already stays so."""
-        while running := [pid for pid in self._others() if _state(pid) not in "TtZX"]:
+        """Stop all processes but the checkpoints, until RESUME. One that was stopped already stays so.
+
+        A process that waits in the kernel, as a shell does for its stopped child before that executes a program, stops when it leaves it.
+        """
+        while running := [pid for pid in self._others() if _state(pid) not in ("TtZXD" if pid in self._halted else "TtZX")]:
             for pid in running:
                 _signal(pid, signal.SIGSTOP)
             self._halted |= {*running}

@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import marshal
 import os
+import shutil
 import socket
 import stat
 from collections.abc import Iterable, Iterator, Sequence
@@ -85,6 +86,7 @@ class _Stage:
         self._roots = self._looks()
         self._earlier: set[int] = set()  # the numbers of the mounts that were shown before
         self._covers: list[int] = []
+        self._cover_generation = ""  # of the layers that cover the others
 
     def do(self, order: str, *words: Any) -> Any:
         """Carry out an order. Raises OSError."""
@@ -165,6 +167,7 @@ class _Stage:
         return [what for pid in _processes(kept) for what in _writers(pid, self._earlier)]
 
     def _cover(self, generation: str, chain: Sequence[str]) -> None:
+        self._cover_generation = generation
         made = self._make(generation, chain)
         with self._in_their_namespace():
             for scene, mount in zip(self._scenes, made, strict=True):
@@ -177,6 +180,9 @@ class _Stage:
                 os.fchdir(self._covers[-1])
                 sc.umount2(".", sc.MNT_DETACH)
                 os.close(self._covers.pop())
+        for base in {scene.base for scene in self._scenes}:  # what was written meanwhile takes no room any more
+            with suppress(RecursionError):  # a tree that nobody but a hostile program makes: it stays, and takes its own room
+                shutil.rmtree(f"{base}/{self._cover_generation}", ignore_errors=True)
 
     def _merge(self, newer: str, older: str, merged: str) -> None:
         """Make a layer that has what the older and then the newer one changed. Files are linked: nobody writes to a frozen layer."""

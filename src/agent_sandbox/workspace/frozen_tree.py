@@ -14,7 +14,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import time
 from collections.abc import Collection
 from contextlib import suppress
 
@@ -23,12 +22,11 @@ from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.copy import copy_file, copy_special, dress
 from agent_sandbox.workspace.durable import explained
-from agent_sandbox.workspace.originals.runs import TICK_NS, file_clock_ns
+from agent_sandbox.workspace.originals.runs import TICK_NS, await_file_clock, file_clock_ns
 
 MOST_ENTRIES = 500_000
 SPARED_BYTES = 256 << 20  # of the disk, which a copy never takes
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_PART_OF_A_TICK = 0.0005  # seconds
 LARGE_ENTRIES, LARGE_BYTES = 10_000, 256 << 20  # a store with more of either is shown live
 _MOST_LIVE = 32  # stores that are shown live, each by an overlay of its own; further ones are copied
 _CACHE = "__pycache__"
@@ -145,9 +143,7 @@ def freeze(project: str, into: str, *, skip: Collection[str] = (), stores: bool 
 
     Everything that was written before this call is in the copy. With `stores`, large stores are copied, too.
     """
-    asked = file_clock_ns()
-    while (since := file_clock_ns()) <= asked + TICK_NS:  # so that everything written before this call is older than the copy, by a tick
-        time.sleep(_PART_OF_A_TICK)
+    since = await_file_clock(file_clock_ns() + TICK_NS)  # everything written before this call is older than the copy, by a tick
     with explained(f"copy the project {project!r}"):
         os.mkdir(into, 0o700)
         disk = os.statvfs(into)

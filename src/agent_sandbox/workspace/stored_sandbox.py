@@ -21,7 +21,7 @@ from agent_sandbox.workspace.durable import explained
 from agent_sandbox.workspace.layers import history
 from agent_sandbox.workspace.layers.history import History, HistoryStep, Present, Snapshot, layer_targets
 from agent_sandbox.workspace.layers.image import LEAST_CAPACITY, TRASH, Growth, NoRoom, acknowledge_loss, attach, opened
-from agent_sandbox.workspace.originals.runs import TICK_NS, begin, end, file_clock_ns, has_run
+from agent_sandbox.workspace.originals.runs import TICK_NS, await_file_clock, begin, end, file_clock_ns, has_run
 from agent_sandbox.workspace.store import SandboxState
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ TIDYING_SECONDS = 0.05  # spent at the end of a run
 WORTH_A_LIST = 500
 MOST_AT_END = 100_000  # paths: the values of a longer list would fill the memory of a caller who may not want it
 LOST = "the machine stopped while this sandbox was in use: what was written to it last may be lost"
-_PART_OF_A_TICK = 0.0005  # seconds
 
 
 @dataclass(frozen=True)
@@ -286,8 +285,7 @@ class Stored:
             present = self._save(replace(self.state.history(), used=True))
         if len(present.chain) > history.LONGEST_CHAIN:
             present = self._shorten()
-        while (now := file_clock_ns()) <= asked:  # so that everything written before this call is older than the run
-            time.sleep(_PART_OF_A_TICK)
+        now = await_file_clock(asked)  # everything written before this call is older than the run
         since = begin(self.state.bases, (*present.chain[::-1], present.active), now_ns=now)
         if not self.state.stacking:
             return ForRun(OnDisk(self.state.layers, str(present.active)), present, prepared.notes, None, since, now)

@@ -321,7 +321,7 @@ def _laboratory(options: TryOptions, opening: Opening, base: CommonBase, runtime
 
 @dataclass(frozen=True)
 class _Finish:
-    """What follows a comparison: show it, promote, and keep or drop the attempts."""
+    """The end of an experiment: it shows the comparison, promotes the winner, and keeps or drops the attempts."""
 
     options: TryOptions
     console: Console

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from agent_sandbox.cli.render.messages import PROGRAM, Console
+from agent_sandbox.cli.render.progress import line_of
 from agent_sandbox.engine.experiment.conduct import AttemptProgress
 from agent_sandbox.engine.experiment.model import AttemptOutcome
 from agent_sandbox.workspace.escape import visible
@@ -56,24 +56,9 @@ class AttemptLine:
         self._write(_CLEAR)
 
 
-@contextmanager
-def attempt_line(console: Console) -> Iterator[AttemptLine | None]:
-    """Yield the line of one experiment, if standard error is a terminal and neither --json nor --quiet is given."""
-    if console.quiet or not console.shows or not os.isatty(2) or os.environ.get("TERM", "dumb") == "dumb":
-        yield None
-        return
-    line = AttemptLine(_write, os.get_terminal_size(2).columns or 80)
-    try:
-        yield line
-    finally:
-        line.end()
-
-
-def _write(text: str) -> None:
-    try:
-        os.write(2, text.encode())
-    except OSError:  # the terminal has gone; the experiment goes on
-        return
+def attempt_line(console: Console) -> AbstractContextManager[AttemptLine | None]:
+    """Return the line of one experiment for a block; None if it is not to be shown."""
+    return line_of(console, AttemptLine)
 
 
 def last_lines(result: AttemptOutcome) -> list[str]:

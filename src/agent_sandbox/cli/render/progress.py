@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Protocol, TypeVar
 
 from agent_sandbox.cli.render.messages import PROGRAM, Console, human_size
 from agent_sandbox.workspace.progress import NO_PROGRESS, Progress
@@ -15,6 +16,16 @@ _PATIENCE = 0.5  # seconds in which a person expects no sign of life
 _EVERY = 0.1  # seconds between two updates
 _LEAST_BYTES = 16 << 20  # smaller amounts are not worth a number
 _CLEAR = "\r\x1b[K"
+
+
+class Line(Protocol):
+    """A line on the terminal."""
+
+    def end(self) -> None:
+        """Remove the line."""
+
+
+L = TypeVar("L", bound=Line)
 
 
 class ProgressLine(Progress):
@@ -68,10 +79,20 @@ def progress_of(console: Console) -> Iterator[Progress]:
 
     Whatever ends the block, an interrupt too, the line is gone afterwards.
     """
+    with line_of(console, ProgressLine) as line:
+        yield line or NO_PROGRESS
+
+
+@contextmanager
+def line_of(console: Console, make: Callable[[Callable[[str], None], int], L]) -> Iterator[L | None]:
+    """Yield a line on standard error, made with a function that writes and the width of the terminal. `end` removes it after the block.
+
+    Yield None if standard error is no terminal, or if --json or --quiet is given.
+    """
     if console.quiet or not console.shows or not os.isatty(2) or os.environ.get("TERM", "dumb") == "dumb":
-        yield NO_PROGRESS
+        yield None
         return
-    line = ProgressLine(_write, os.get_terminal_size(2).columns or 80)
+    line = make(_write, os.get_terminal_size(2).columns or 80)
     try:
         yield line
     finally:

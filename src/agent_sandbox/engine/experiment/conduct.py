@@ -58,7 +58,7 @@ NOT_STARTED = (126, 127)
 
 @dataclass(frozen=True)
 class Rules:
-    """What the attempts of an experiment have in common."""
+    """The settings that all attempts of an experiment share."""
 
     check: AttemptWork | Callable[[Any], object] | None = None
     score: Callable[[Any], object] | None = None
@@ -81,7 +81,7 @@ class AttemptProgress:
 
 @dataclass(frozen=True)
 class CommonBase:
-    """What all attempts start from: the frozen project, or None for the live files."""
+    """The base of all attempts: the frozen project, or None for the live files."""
 
     frozen: FrozenTree | None = None
 

@@ -1,4 +1,4 @@
-"""What an attempt has changed: its size, its diff, and its promotion, which is that of every other sandbox.
+"""The changes of an attempt: their size, their diff, and their promotion, which is that of every other sandbox.
 
 An attempt is promoted as `promote` does it: the same drift check, the same protected kinds, the same questions, journalled with the
 project's own promotions, so that `undo` takes it back. The project's sandbox is locked meanwhile: of two experiments that promote at once,

@@ -69,7 +69,7 @@ class Tail:
 
 @dataclass(frozen=True)
 class AttemptAllowance:
-    """What one attempt may use, from its start on. None means that only the policy limits it."""
+    """The limits of one attempt, from its start on. None means that only the policy limits it."""
 
     seconds: float | None = None
     cpu_seconds: float | None = None

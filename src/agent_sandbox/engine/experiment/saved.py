@@ -20,7 +20,7 @@ _PARTS: dict[str, Any] = {"run": StepEnd, "check": StepEnd, "tests": TestCounts,
 
 @dataclass(frozen=True)
 class SavedExperiment:
-    """What is kept of an experiment, beside the layers of its attempts."""
+    """An experiment as it is kept, without the layers of its attempts."""
 
     project: str
     created: float

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import cast
 
 from agent_sandbox._fast.values import TYPE_CHECKING, replace
 from agent_sandbox.engine.attachments import Attachment
 from agent_sandbox.engine.timeline.tree import LOOK_SECONDS, State, Step, StepTree, described
 from agent_sandbox.errors import SandboxError
 from agent_sandbox.runtime.base import Nonsense, StateNotKept
+from agent_sandbox.runtime.guest.look import PREFIX
 from agent_sandbox.runtime.guest_rpc import codec
 
 if TYPE_CHECKING:
@@ -18,12 +20,12 @@ if TYPE_CHECKING:
 
     from agent_sandbox.engine.work import Outcome
     from agent_sandbox.runtime.base import Completed, Guest, Launch
+    from agent_sandbox.runtime.process.checkpoints import Checkpoints
     from agent_sandbox.runtime.process.guest_handle import ProcessGuest
 
 STEPS_MODULE = "agent_sandbox.runtime.guest.steps"  # in the guest; preloaded, because its view may not show our package
-LOOK = "\0look\0"  # as in `runtime.guest.look`
 LOST = ("children", "pipes", "sockets")
-LONGEST_TEXT = 500  # characters of a statement that a step shows
+LONGEST_TEXT = 500  # characters of a statement, a reason or an error that a step shows
 FULL = 0.5  # part of the run's memory above which states are given up
 _SHARE = 10  # at most such a part of the time is spent on measuring
 
@@ -35,7 +37,8 @@ class TimelineRecorder(Attachment):
         self.tree = StepTree(most=most)
         self.turn = 0
         self._began = time.monotonic()
-        self._guest: ProcessGuest | None = None
+        self._checkpoints: Checkpoints | None = None  # of the guest, while it runs
+        self._memory: int | None = None  # bytes that the run may use
         self._hear: Callable[[bytes], bytes] | None = None
         self._now: Step | None = None
         self._last_statement = 0
@@ -50,6 +53,7 @@ class TimelineRecorder(Attachment):
         self._hear = launch.talk.hear
         talk = replace(launch.talk, hear=self._answer)
         limits = launch.limits
+        self._memory = limits.memory_bytes
         if limits.processes is not None:  # sleeping states are processes, too
             limits = replace(limits, processes=limits.processes + self.tree.most + 3)
         return replace(
@@ -63,11 +67,11 @@ class TimelineRecorder(Attachment):
 
     def started(self, guest: Guest) -> None:
         """Receive the guest."""
-        self._guest = guest  # type: ignore[assignment]
+        self._checkpoints = cast("ProcessGuest", guest).checkpoints  # no other runtime has any
 
     def release(self) -> None:
         """Forget the guest and its states: they have ended."""
-        self._guest = None
+        self._checkpoints = None
         for number in list(self.tree.states):
             self.tree.give_up(number)
 
@@ -82,7 +86,7 @@ class TimelineRecorder(Attachment):
         """Mark the step that raised, after a turn."""
         if completed.exit.code and self._last_statement:
             lines = [line for line in completed.stderr.decode(errors="replace").splitlines() if line.strip()]
-            self.tree.change(self._last_statement, error=(lines[-1] if lines else f"exit code {completed.exit.code}")[:500])
+            self.tree.change(self._last_statement, error=(lines[-1] if lines else f"exit code {completed.exit.code}")[:LONGEST_TEXT])
         return outcome
 
     def _answer(self, words: bytes) -> bytes:
@@ -94,13 +98,10 @@ class TimelineRecorder(Attachment):
             match codec.understood(words):
                 case {"step": [int(line), int(column), int(end), int(end_column)]}:
                     return codec.packed({"keep": self._step(line, column, end, end_column)})
-                case {"kept": int(process), **lost}:
-                    return codec.packed({"moved": self._keep(process, {str(kind): count for kind, count in lost.items()})})
-                case {"unkept": {"threads": int(threads)}}:
-                    self._unkept(f"it has {threads} threads, and a copy would have one")
-                    return codec.packed({})
-                case {"unkept": {"removed": str(path)}}:
-                    self._unkept(f"it has {path[:200]} open, which was removed or replaced")
+                case {"kept": int(process), "lost": dict(lost)}:
+                    return codec.packed({"moved": self._keep(process, lost)})
+                case {"unkept": str(why)}:
+                    self._unkept(why)
                     return codec.packed({})
                 case {"reopened": list(problems)}:
                     self._settle([str(each) for each in problems])
@@ -122,9 +123,9 @@ class TimelineRecorder(Attachment):
 
     def _keep(self, process: int, lost: dict[str, Any]) -> bool:
         """Keep a copy of the guest that sleeps now, and freeze its files. Return whether its paths lead to new layers now."""
-        if self._now is None or self._guest is None or self._guest.checkpoints is None:
+        checkpoints, tree, step = self._checkpoints, self.tree, self._now
+        if step is None or checkpoints is None:
             raise Nonsense("it kept a state that nobody wanted")
-        checkpoints, tree, step = self._guest.checkpoints, self.tree, self._now
         checkpoints.keep(process)
         generation = tree.new_generation()
         try:
@@ -133,9 +134,8 @@ class TimelineRecorder(Attachment):
             checkpoints.drop(process)
             self._unkept(str(error))
             return False
-        tree.states[step.number] = State(
-            process, tree.chain if moved else tree.chain[1:]
-        )  # the newest one is empty, and will be written to
+        # If nothing was moved, the newest layer is empty and will be written to.
+        tree.states[step.number] = State(process, tree.chain if moved else tree.chain[1:])
         if moved:
             tree.chain = (generation, *tree.chain)
         counted = [(kind, count) for kind in LOST if isinstance(count := lost.get(kind), int) and count > 0]
@@ -151,54 +151,50 @@ class TimelineRecorder(Attachment):
 
     def _tick(self) -> None:
         """Look at the memory while a statement runs. Called about twenty times a second."""
-        if self._guest is not None and len(self.tree.states) > 1 and (began := time.monotonic()) >= self._look_at:
+        if len(self.tree.states) > 1 and (began := time.monotonic()) >= self._look_at:
             with suppress(SandboxError):  # the run has just ended, and its states with it
                 self._thin()
             self._look_at = time.monotonic() + _SHARE * (time.monotonic() - began)
 
     def _thin(self) -> None:
         """Give up states while there are too many, or while half of the run's memory is used."""
-        assert self._guest is not None
-        assert self._guest.checkpoints is not None
-        limit = self._guest.launch.limits.memory_bytes
-        while (number := self.tree.superfluous()) is not None or (
-            limit is not None and len(self.tree.states) > 1 and self._guest.checkpoints.memory_bytes > limit * FULL
+        assert self._checkpoints is not None
+        tree, limit = self.tree, self._memory
+        while len(tree.states) > tree.most or (
+            limit is not None and len(tree.states) > 1 and self._checkpoints.memory_bytes > limit * FULL
         ):
-            dropped = self.tree.least_wanted() if number is None else number
-            self._guest.checkpoints.drop(self.tree.give_up(dropped).process)
+            self._checkpoints.drop(tree.give_up(tree.least_wanted()).process)
 
     def _settle(self, problems: list[str]) -> None:
         """Give the state up if something still writes to its files."""
-        if self._now is None or self._guest is None or self._guest.checkpoints is None:
+        if self._now is None or self._checkpoints is None:
             raise Nonsense("it opened files again that nobody exchanged")
-        if problems := [*problems, *self._guest.checkpoints.writers()]:
-            state = self.tree.states.pop(self._now.number, None)
-            if state is not None:
-                self._guest.checkpoints.drop(state.process)
-            self._unkept("; ".join(problems)[:500])
+        if problems := [*problems, *self._checkpoints.writers()]:
+            if (state := self.tree.states.pop(self._now.number, None)) is not None:
+                self._checkpoints.drop(state.process)
+            self._unkept("; ".join(problems))
 
     def _unkept(self, why: str) -> None:
         if self._now is None:
             raise Nonsense("it did not keep a state that nobody wanted")
-        self._now = self.tree.change(self._now.number, kept=False, why=why)
+        self._now = self.tree.change(self._now.number, kept=False, why=why[:LONGEST_TEXT])
 
-    def _state(self, number: int) -> tuple[ProcessGuest, State]:
+    def _state(self, number: int) -> tuple[Checkpoints, State]:
         step, state = self.tree.steps.get(number), self.tree.states.get(number)
         if step is None:
             raise SandboxError(f"there is no step {number}", hint=f"there are {len(self.tree.steps)}: see session.timeline")
-        if self._guest is None or self._guest.checkpoints is None:
+        if self._checkpoints is None:
             raise SandboxError("this session has ended, and its states with it", hint="open another")
         if state is None:
             raise SandboxError(f"the state before step {number} is not kept: {step.why}", hint="choose another step: see session.timeline")
-        return self._guest, state
+        return self._checkpoints, state
 
     def rewind(self, number: int) -> Step:
         """Return to the state before a step: memory and files. Raises `SandboxError` if it is not kept."""
-        guest, state = self._state(number)
-        assert guest.checkpoints is not None
+        checkpoints, state = self._state(number)
         generation = self.tree.new_generation()
         with self._forgetting(number):
-            guest.checkpoints.rewind(state.process, generation, state.chain)
+            checkpoints.rewind(state.process, generation, state.chain)
         self.tree.return_to(number, (generation, *state.chain))
         return self.tree.steps[number]
 
@@ -229,16 +225,14 @@ class TimelineRecorder(Attachment):
 
     def differences(self, old: int, new: int) -> dict[str, str]:
         """Return the files that differ between the states before two steps."""
-        (guest, before), (_, after) = self._state(old), self._state(new)
-        assert guest.checkpoints is not None
-        return guest.checkpoints.compare(before.chain, after.chain)
+        (checkpoints, before), (_, after) = self._state(old), self._state(new)
+        return checkpoints.compare(before.chain, after.chain)
 
     def look(self, number: int, kind: str, words: str = "", *, seconds: float = LOOK_SECONDS) -> dict[str, Any]:
         """Ask the state before a step something. It does not change, whatever the answer takes. Raises `SandboxError`."""
-        guest, state = self._state(number)
-        assert guest.checkpoints is not None
-        question = codec.packed({"source": f"{LOOK}{kind}\0{words}", "stdin": b""})
-        with self._forgetting(number), guest.checkpoints.woken(state.process, self.tree.new_generation(), state.chain) as take_turn:
+        checkpoints, state = self._state(number)
+        question = codec.packed({"source": f"{PREFIX}{kind}\0{words}", "stdin": b""})
+        with self._forgetting(number), checkpoints.woken(state.process, self.tree.new_generation(), state.chain) as take_turn:
             said = take_turn(question, seconds)
         match codec.understood(said):
             case {"turn": {"value": dict(value)}}:

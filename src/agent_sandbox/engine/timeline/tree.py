@@ -87,10 +87,6 @@ class StepTree:
         self.here = self.steps[number].parent
         self.chain = chain
 
-    def superfluous(self) -> int | None:
-        """Return the step whose state to give up, if too many are kept; None otherwise."""
-        return self.least_wanted() if len(self.states) > self.most else None
-
     def least_wanted(self) -> int:
         """Return the step whose state is given up first.
 
@@ -138,10 +134,6 @@ class StepTree:
         self.chain = changed(self.chain)
         for state in self.states.values():
             state.chain = changed(state.chain)
-
-    def used_generations(self) -> set[str]:
-        """Return the generations of layers that are needed, now or for a state."""
-        return {*self.chain, *(each for state in self.states.values() for each in state.chain)}
 
 
 def _gap(numbers: list[int], at: int) -> int:

@@ -43,9 +43,9 @@ class _Woken(BaseException):
 class KeptFile:
     """A regular file that this process has open, to be opened again at the same place."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, path: str) -> None:
         self.fd = fd
-        self.path = os.readlink(f"/proc/self/fd/{fd}")
+        self.path = path
         self.flags = fcntl.fcntl(fd, fcntl.F_GETFL)
         self.inheritable = os.get_inheritable(fd)
         self.offset = os.lseek(fd, 0, os.SEEK_CUR)
@@ -131,21 +131,23 @@ class SteppedTurns(Turns):
         for stream in (sys.stdout, sys.stderr):  # what is in a buffer would be written by the copy, too
             with suppress(Exception):
                 stream.flush()
-        lost, files = _lost(), _open_files()
-        if removed := [file.path for file in files if file.is_removed()]:
-            lost["removed"] = removed[0]
-        if "threads" in lost or "removed" in lost:
-            self._asked({"unkept": lost})
+        held = _held()
+        files = [KeptFile(fd, path) for fd, path in held if path.startswith("/") and stat.S_ISREG(os.fstat(fd).st_mode)]
+        try:
+            if why := _obstacle(files):
+                raise OSError(why)
+            directory, lost = os.getcwd(), _lost(held)
+            child = sc.clone(sc.CLONE_PARENT)
+        except OSError as error:  # also if there are too many processes, or its directory has gone: the program goes on without a state
+            self._asked({"unkept": error.strerror or str(error)})
             return
-        directory = os.getcwd()
-        child = sc.clone(sc.CLONE_PARENT)
         if child == 0:
             _sleep()
             self._process = os.getpid()
             self._take_over()
             _open_again(files, directory)
             raise _Woken
-        if self._asked({"kept": child, **lost})["moved"]:
+        if self._asked({"kept": child, "lost": lost})["moved"]:
             self._asked({"reopened": _open_again(files, directory)})
 
 
@@ -173,7 +175,14 @@ def _statements(source: str, name: str) -> Iterator[tuple[_Statement, CodeType |
 
 
 def _sleep() -> None:
-    """Sleep as a checkpoint. Returns in a copy, when this checkpoint is woken; the checkpoint itself never returns."""
+    """Sleep as a checkpoint. Returns in a copy, when this checkpoint is woken; the checkpoint itself never does, and ends if it fails."""
+    try:
+        _sleep_until_woken()
+    except BaseException:  # a second program must not go on
+        os._exit(1)
+
+
+def _sleep_until_woken() -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as first:
         first.write("1000")  # when memory runs out, the kernel ends states, and not the program
@@ -195,13 +204,21 @@ def _sleep() -> None:
         return
 
 
-def _open_files() -> list[KeptFile]:
-    found = []
+def _held() -> list[tuple[int, str]]:
+    """Return the descriptors of the program, each with what it leads to. Our own are left out, and memory without a name."""
+    held = []
     for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):
-            if int(name) >= _OURS and stat.S_ISREG(os.fstat(int(name)).st_mode):
-                found.append(KeptFile(int(name)))
-    return [file for file in found if not file.path.startswith("/memfd:")]
+        with suppress(OSError):  # of the list itself
+            if int(name) >= _OURS:
+                held.append((int(name), os.readlink(f"/proc/self/fd/{name}")))
+    return [(fd, path) for fd, path in held if not path.startswith(("/memfd:", "/proc/"))]
+
+
+def _obstacle(files: list[KeptFile]) -> str:
+    """Return why a copy of this process would not be the same; empty if it would."""
+    if (threads := len(os.listdir("/proc/self/task"))) > 1:
+        return f"it has {threads} threads, and a copy would have one"
+    return next((f"it has {file.path} open, which was removed or replaced" for file in files if file.is_removed()), "")
 
 
 def _open_again(files: list[KeptFile], directory: str) -> list[str]:
@@ -214,20 +231,13 @@ def _open_again(files: list[KeptFile], directory: str) -> list[str]:
     return problems
 
 
-def _lost() -> dict[str, Any]:
-    """Return what a copy of this process would not have: threads, children, pipes and sockets."""
-    lost: dict[str, Any] = {}
-    if (threads := len(os.listdir("/proc/self/task"))) > 1:
-        lost["threads"] = threads
-    with suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
-        if children := len(file.read().split()):
-            lost["children"] = children
-    kinds = []
-    for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):
-            if int(name) >= _OURS:
-                kinds.append(os.readlink(f"/proc/self/fd/{name}").partition(":")[0])
-    return {**lost, **{f"{kind}s": kinds.count(kind) for kind in ("pipe", "socket") if kind in kinds}}
+def _lost(held: list[tuple[int, str]]) -> dict[str, int]:
+    """Return what a copy of this process would not have, with the number of each: children, pipes and sockets."""
+    with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
+        children = len(file.read().split())
+    kinds = [path.partition(":")[0] for _, path in held]
+    counted = {"children": children, "pipes": kinds.count("pipe"), "sockets": kinds.count("socket")}
+    return {kind: count for kind, count in counted.items() if count}
 
 
 entry.stepped_turns = SteppedTurns

@@ -15,9 +15,7 @@ guest cannot have a listener of its own (EBUSY). Its own filters otherwise work 
 
 from __future__ import annotations
 
-import errno
 import os
-import select
 import socket
 import sys
 import threading
@@ -25,8 +23,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from agent_sandbox.kernel import wire
-from agent_sandbox.kernel.notify import NotifyListener, take_listener
-from agent_sandbox.kernel.wire import HEARD, LISTENING, SCRIPTS
+from agent_sandbox.kernel.notify import NotifyListener
+from agent_sandbox.kernel.wire import SCRIPTS
+from agent_sandbox.runtime.notified_thread import NotifiedThread, begin, receive_listener
 from agent_sandbox.runtime.observe import FAILED, RESOLVE, TOO_MANY, SeenAttempt
 from agent_sandbox.runtime.observe.decoder import Found, SyscallDecoder
 from agent_sandbox.runtime.observe.fake_dns import LARGEST_QUESTION, FakeDns
@@ -42,24 +41,22 @@ def observe(payload: socket.socket, sockets: Sequence[int], search: Sequence[str
     permit observation.
     """
     try:
-        if payload.recv(1, socket.MSG_PEEK) != LISTENING:
+        listener = receive_listener(payload)
+        if listener is None:
             return None
-        guest = wire.credentials(payload)
-        listener = take_listener(guest, int.from_bytes(wire.exactly(payload, 4), "big"))
         taken, sockets = sockets, ()
         observer = Observer(listener, taken, search, python=os.path.realpath(sys.executable))
-        payload.send(HEARD)
+        begin(payload)
         return observer
     finally:
         wire.close_all(sockets)
 
 
-class Observer:
+class Observer(NotifiedThread):
     """The observer of one run, from the start of observation until `close`."""
 
     def __init__(self, listener: int, sockets: Sequence[int], search: Sequence[str], *, python: str) -> None:
         """Take ownership of `listener` and `sockets`. `python` is the path to report for the interpreter that runs code."""
-        self._listener = NotifyListener(listener)
         self._sockets = {fd: socket.socket(fileno=fd) for fd in sockets}
         self._names = FakeDns(search)
         servers = frozenset(sock.getsockname()[0] for sock in self._sockets.values())
@@ -69,14 +66,7 @@ class Observer:
         self._unseen = self._failed = 0
         self._begun = False
         self._lock = threading.Lock()
-        self._stop, self._stopper = os.pipe2(os.O_CLOEXEC)
-        self._thread = threading.Thread(target=self._serve, name="agent-sandbox-observer", daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError:  # the application may start no more threads
-            self._let_go()
-            os.close(self._stopper)
-            raise OSError(errno.EAGAIN, "no thread could be started to observe the run") from None
+        super().__init__(NotifyListener(listener), "agent-sandbox-observer", purpose="observe the run", others=sockets)
 
     def begin(self) -> None:
         """Start recording: the guest gets its program now. Earlier calls were our own."""
@@ -94,35 +84,11 @@ class Observer:
             notes.append(f"{failed} {FAILED}")
         return tuple((SeenAttempt(*found), times) for found, times in seen.items()), tuple(notes)
 
-    def close(self) -> None:
-        """Stop the thread, once no process of the guest is left. Idempotent."""
-        if self._stopper >= 0:
-            os.close(self._stopper)
-            self._stopper = -1
-            self._thread.join()
-
-    def _serve(self) -> None:
-        poller = select.poll()
-        for fd in (self._listener.fd, self._stop, *self._sockets):
-            poller.register(fd, select.POLLIN)
-        try:
-            while True:
-                ready = dict(poller.poll())
-                if self._stop in ready:
-                    return
-                heard = ready.pop(self._listener.fd, 0)
-                if heard & select.POLLIN:
-                    self._hear()
-                elif heard:  # hang-up: no process of the guest is left
-                    poller.unregister(self._listener.fd)
-                for fd in ready:
-                    self._answer(self._sockets[fd])
-        finally:
-            self._let_go()
+    def _hear_other(self, fd: int) -> None:
+        self._answer(self._sockets[fd])
 
     def _let_go(self) -> None:
-        self._listener.close()
-        os.close(self._stop)
+        super()._let_go()
         for sock in self._sockets.values():
             sock.close()
 

@@ -8,16 +8,12 @@ are closed to the guest because they cannot be dumped. `kill(-1)` is refused: it
 from __future__ import annotations
 
 import errno
-import os
-import select
 import socket
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from agent_sandbox.kernel import wire
-from agent_sandbox.kernel.notify import REACHING, Call, NotifyListener, take_listener
-from agent_sandbox.kernel.wire import HEARD, LISTENING
+from agent_sandbox.kernel.notify import REACHING, Call, NotifyListener
+from agent_sandbox.runtime.notified_thread import NotifiedThread, begin, receive_listener
 
 _INT = 1 << 32
 # Where a call has the numbers of processes, among its arguments.
@@ -29,60 +25,26 @@ def guard(payload: socket.socket, protected: Callable[[int], bool]) -> Checkpoin
 
     Return None if the guest sends an error message instead of its listener; the message stays unread. Raises OSError.
     """
-    if payload.recv(1, socket.MSG_PEEK) != LISTENING:
+    listener = receive_listener(payload)
+    if listener is None:
         return None
-    guest = wire.credentials(payload)
-    listener = take_listener(guest, int.from_bytes(wire.exactly(payload, 4), "big"))
     made = CheckpointGuard(listener, protected)
-    payload.send(HEARD)
+    begin(payload)
     return made
 
 
-class CheckpointGuard:
-    """A thread that answers the calls of one guest, until `close`."""
+class CheckpointGuard(NotifiedThread):
+    """Answers the calls of one guest, until `close`."""
 
     def __init__(self, listener: int, protected: Callable[[int], bool]) -> None:
-        self._listener = NotifyListener(listener, REACHING)
         self._protected = protected
         self.alone = False  # while a woken state is looked at: it reaches no process but itself
-        self._stop, self._stopper = os.pipe2(os.O_CLOEXEC)
-        self._thread = threading.Thread(target=self._serve, name="agent-sandbox-checkpoints", daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError:  # the application may start no more threads
-            self._let_go()
-            os.close(self._stopper)
-            raise OSError(errno.EAGAIN, "no thread could be started to guard the checkpoints") from None
+        super().__init__(NotifyListener(listener, REACHING), "agent-sandbox-checkpoints", purpose="guard the checkpoints")
 
-    def close(self) -> None:
-        """Stop the thread, once no process of the guest is left. Idempotent."""
-        if self._stopper >= 0:
-            os.close(self._stopper)
-            self._stopper = -1
-            self._thread.join()
-
-    def _serve(self) -> None:
-        poller = select.poll()
-        for fd in (self._listener.fd, self._stop):
-            poller.register(fd, select.POLLIN)
-        try:
-            while True:
-                ready = dict(poller.poll())
-                if self._stop in ready:
-                    return
-                heard = ready.get(self._listener.fd, 0)
-                if heard & select.POLLIN:
-                    with suppress(OSError):  # its caller has gone
-                        if (call := self._listener.next()) is not None:
-                            self._answer(call)
-                elif heard:  # hang-up: no process of the guest is left
-                    poller.unregister(self._listener.fd)
-        finally:
-            self._let_go()
-
-    def _let_go(self) -> None:
-        self._listener.close()
-        os.close(self._stop)
+    def _hear(self) -> None:
+        with suppress(OSError):  # its caller has gone
+            if (call := self._listener.next()) is not None:
+                self._answer(call)
 
     def _answer(self, call: Call) -> None:
         _, caller, name, arguments = call

@@ -168,26 +168,21 @@ class Checkpoints:
     def _await(self, kind: str) -> None:
         """Wait for a message of init. Raises `SandboxError` if the run ends or nothing comes."""
         messages = self._guest._messages
-        self._wait_until(lambda: kind in messages or "gone" in messages, Poller(), _SECONDS, f"nothing was {kind}")
-        if messages.pop("gone", None):
-            raise StateNotKept("the state was given up when memory ran out", hint="choose another state")
+        self._wait_until(lambda: kind in messages, Poller(), f"nothing was {kind}")
         del messages[kind]
 
     def _await_woken(self) -> int:
         """Wait until a woken state asks for a turn. Return the pid that it says it has."""
-        messages = self._guest._messages
-        self._wait_until(lambda: self._talk.said is not None or "gone" in messages, self._listening(), _SECONDS, "it did not wake")
-        if messages.pop("gone", None):
-            raise StateNotKept("the state was given up when memory ran out", hint="choose another state")
+        self._wait_until(lambda: self._talk.said is not None, self._listening(), "it did not wake")
         return self._talk.asker
 
     def _take_turn(self, work: bytes, seconds: float) -> bytes:
         self._talk.give(work)
         poller = self._listening()
         for name, fd in self._guest._outputs.items():
-            sink = Sink(name, fd, 0, self._guest.launch)
-            poller.add(sink.fd, sink.take)
-        self._wait_until(lambda: self._talk.said is not None, poller, seconds, f"it gave no answer within {seconds:g} seconds")
+            poller.add(fd, Sink(name, fd, 0, self._guest.launch).take)
+        why, hint = f"it gave no answer within {seconds:g} seconds", "ask for less, or give it more time: timeout=60"
+        self._wait_until(lambda: self._talk.said is not None, poller, why, seconds=seconds, hint=hint)
         assert self._talk.said is not None
         return self._talk.said
 
@@ -196,13 +191,21 @@ class Checkpoints:
         self._talk.join(poller)
         return poller
 
-    def _wait_until(self, reached: Callable[[], bool], poller: Poller, seconds: float, otherwise: str) -> None:
+    def _wait_until(
+        self,
+        reached: Callable[[], bool],
+        poller: Poller,
+        otherwise: str,
+        *,
+        seconds: float = _SECONDS,
+        hint: str = "choose another, or open another session",
+    ) -> None:
         guest, until = self._guest, time.monotonic() + seconds
         control = guest._control.fileno()
         poller.add(control, guest._take_message)
         while not reached():
+            if guest._messages.pop("gone", None):
+                raise StateNotKept("the state is gone: states are given up first when memory runs out", hint="choose another state")
             if control not in poller or "exit" in guest._messages or self._talk.lost or time.monotonic() > until:
-                raise SandboxError(
-                    f"a state of this session could not be used: {otherwise}", hint="choose another, or open another session"
-                )
+                raise SandboxError(f"a state of this session could not be used: {otherwise}", hint=hint)
             poller.wait(max(0.0, min(0.5, until - time.monotonic())))

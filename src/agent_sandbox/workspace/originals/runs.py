@@ -15,6 +15,7 @@ RUN, DONE = b'{"run":', b'{"done":'
 _TAIL = 64  # bytes; a `done` line is shorter
 # The kernel stamps file times with a clock that ticks every few milliseconds and lags by up to one tick.
 TICK_NS = 20_000_000
+_PART_OF_A_TICK = 0.0005  # seconds
 _REALTIME_COARSE = 5  # CLOCK_REALTIME_COARSE of linux/time.h: that clock
 
 
@@ -25,6 +26,13 @@ def file_clock_ns() -> int:
     ctime if it changed in the same tick.
     """
     return time.clock_gettime_ns(_REALTIME_COARSE)
+
+
+def await_file_clock(past_ns: int) -> int:
+    """Wait until that clock is past a time, so that everything written by then is older. Return the time on it."""
+    while (now := file_clock_ns()) <= past_ns:
+        time.sleep(_PART_OF_A_TICK)
+    return now
 
 
 def file_of(directory: str, generation: int) -> str:
