@@ -184,6 +184,7 @@ def main(names: list[str]) -> int:
     # Not below /tmp: a sandbox has a /tmp of its own, and a copy of the checkout there would be invisible in it.
     with tempfile.TemporaryDirectory(prefix="agent-sandbox-suite.", dir="/var/tmp") as scratch:
         os.chmod(scratch, 0o755)
+        reachable.compile_sources(CHECKOUT)
         failed = run(chosen, Path(scratch))
     print(f"\n── {time.monotonic() - began:.0f} s; " + (f"FAILED: {', '.join(failed)}" if failed else "all of it passed"))
     for line in summary(failed):
