@@ -70,8 +70,8 @@ def copy_to(copy: Path) -> None:
 
 
 def compile_sources(place: Path) -> None:
-    """Write the bytecode of our modules. Where nobody may, or is told not to, every program that a test starts would compile them anew, which
-    takes more than what it does. A place that we may not write to stays as it is."""
+    """Write the bytecode of our modules. Without it, where Python may write none or is told not to, every program that a test starts
+    compiles them anew, which takes longer than what it does. A place that we may not write to stays as it is."""
     for name in ("src", "scripts", "tests"):
         compileall.compile_dir(place / name, quiet=2)
 

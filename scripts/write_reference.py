@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 import agent_sandbox
 from agent_sandbox.cli.grammar import COMMON, OPTIONS, VERBS, Option
+from agent_sandbox.cli.manual import MANUAL
 from agent_sandbox.policy.files.presets import PRESETS, TIERS
 from agent_sandbox.policy.files.settings import INTENT_SETTINGS, SETTINGS, Setting
 from agent_sandbox.workspace.protected import CLASSES
@@ -61,8 +62,8 @@ def command_line() -> Iterator[str]:
     for name, verb in verbs.items():
         yield from ("", f"## {name}", "", f"{verb.summary[0].upper()}{verb.summary[1:]}.", "")
         yield from ("```text", f"agent-sandbox {verb.usage}", "```")
-        if verb.details:
-            yield from ("", "```text", verb.details, "```")
+        if name in MANUAL:
+            yield from ("", "```text", MANUAL[name], "```")
         if verb.options:
             yield from ("", *_options(verb.options, verb.helps))
     yield from (

@@ -1,4 +1,4 @@
-"""The grammar of the command line as data: verbs, options and their help.
+"""The grammar of the command line as data: verbs, options and what they are for. `manual` has the longer texts.
 
 Verbs of later versions are listed too, so that they are refused by name instead of being misread.
 """
@@ -36,7 +36,6 @@ class Verb:
     words: tuple[int, int] = (0, 0)
     command: bool = False
     too_many: str = ""
-    details: str = ""
     later: str = ""
     helps: Mapping[str, str] = field(default_factory=dict)
     project: bool = True
@@ -174,27 +173,11 @@ VERBS = {
         (*_RUNNING, *_RUNTIMES, "--diff", "--simulate"),
         (1, ANY),
         command=True,
-        details="""  agent-sandbox run "make test"
-  agent-sandbox run --timeout 5m --memory 2G -- npm test
-  agent-sandbox run --throw-away "rm -rf node_modules && ls"
-
-A single word is a line for bash; several words, or those after --, are a program and its arguments. Changes are kept in
-the project's sandbox, on top of those of earlier runs. The machine itself is never written. There is no network, unless --network
-names hosts or --allow-network opens all public ones.
-
-It exits as the command does; 124 timed out, 125 the sandbox could not start, 126 denied or not executable,
-127 not found, 128+n ended by signal n, 137 out of memory.""",
     ),
     "shell": Verb(
         "shell [OPTION…]",
         "work in the sandbox yourself, in an interactive shell",
         _RUNNING,
-        details="""  agent-sandbox shell
-  agent-sandbox shell --throw-away --env-file .env
-
-It starts $SHELL, or bash or sh, on a terminal of its own in the same sandbox as `run`; its prompt begins with (sandbox). In
-every other shell than bash, start-up files that set a prompt hide that mark; the variable AGENT_SANDBOX is 1. It needs a
-terminal, exits as the shell does, and then says how much is changed.""",
     ),
     "code": Verb(
         "code FILE|- [--language NAME] [OPTION…] [-- ARGUMENT…]",
@@ -202,24 +185,12 @@ terminal, exits as the shell does, and then says how much is changed.""",
         (*_RUNNING, *_RUNTIMES, "--diff", "--simulate", "--language"),
         (1, ANY),
         too_many="arguments for the code follow --",
-        details="""  agent-sandbox code analyse.py -- --fast data.csv
-  agent-sandbox code --runtime auto --throw-away analyse.py
-  echo 'print(6 * 7)' | agent-sandbox code - --language python
-
-The language is that of --language, of the file's extension, or of its first line. With - the code is read from standard
-input.""",
     ),
     "replay": Verb(
         "replay RECORD [--env NAME[=VALUE]] [--timeout TIME]",
         "run a recorded run again, and report where it departs from its record",
         ("--env", "--timeout", "--cwd"),
         (1, 1),
-        details="""  agent-sandbox code --deterministic --throw-away --record /var/tmp/run.json analyse.py
-  agent-sandbox replay /var/tmp/run.json
-
-It exits with 0 if output, changes, exit and fuel were the same; with 1 if they were not, and prints where; with 125 if it
-cannot be run again here: another engine, other rules about files, a missing variable. Output of the code is not shown. A
-record holds code from whoever made it: it runs in a throw-away sandbox, and its record permits nothing.""",
     ),
     "diff": Verb(
         'diff [OPTION…] [PATH… | "COMMAND" | -- PROGRAM [ARGUMENT…]]',
@@ -232,17 +203,6 @@ record holds code from whoever made it: it runs in a throw-away sandbox, and its
         ),
         (0, ANY),
         command=True,
-        details="""  agent-sandbox diff --only 'src/*.py' --side-by-side
-  agent-sandbox diff --patch | git apply
-  agent-sandbox diff README.md src
-  agent-sandbox diff "make format"
-
-First the project, as a unified diff; then a list of changes elsewhere. Caches are one line; promote leaves them. Invisible
-characters are shown escaped, and removed lines are never left out.
-
-Words that all name files or directories, changed or not, are paths to show. Otherwise they are a command; what follows --
-always is one. A command runs on a throw-away clone, and nothing of it is kept. Its output goes to standard error, the diff to standard
-output, and diff exits as the command does.""",
     ),
     "sim": Verb(
         'sim [OPTION…] "COMMAND" | sim [OPTION…] -- PROGRAM [ARGUMENT…]',
@@ -250,15 +210,6 @@ output, and diff exits as the command does.""",
         (*_RUNNING, *_RUNTIMES, "--all", "--stat", "--side-by-side", "--no-pager"),
         (1, ANY),
         command=True,
-        details="""  agent-sandbox sim "make clean"
-  agent-sandbox --simulate run "git commit -m 'fix: bug'"
-
-It prints an effect plan: changed files, started programs, network requests, secrets that it tried to read or was given, how it ends, and
-the risk of each. The clone has the changes in the project's sandbox (not with --throw-away). Neither is changed. With a network, requests
-that only read are sent; others (POST, PUT, DELETE, WebSocket, what is no HTTP) get a 403 and are listed, unless --send sends them.
-
-The command's output goes to standard error, the plan to standard output, and sim exits as the command does. The plan is
-kept for an hour, for carry-out to do exactly what it says.""",
     ),
     "carry-out": Verb(
         "carry-out [DIGEST [--yes] [--approve KINDS] [--system] [--caches] [--files-only] [--env NAME[=VALUE]]]",
@@ -269,20 +220,6 @@ kept for an hour, for carry-out to do exactly what it says.""",
         ),
         (0, 1),
         helps={"--system": "also changes outside the project"},
-        details="""  agent-sandbox carry-out
-  agent-sandbox carry-out 3f9a1c0b2d4e --yes
-  agent-sandbox carry-out 3f9a --approve git-history
-
-Without a digest it lists the plans. With the first letters of one, it shows that plan once more and asks. The files become
-what the plan says, byte for byte, all of them or none; `undo` takes that back. It is refused if anything has changed since:
-the plan, the policy, the changes in the sandbox, or a file of the project that it changes or read. A plan works once.
-
-Protected kinds of files need --approve, as for promote. For a plan with requests, the command runs again on a clone, and may send
-exactly these: the hosts, ports, methods and paths of the plan. Anything else is refused and reported. If its files come out as
-planned, they are carried over; else they are a plan of their own. Variables of --env must be given again. With --files-only
-nothing runs, and only the files of the plan are carried over.
-
-It exits with 1 if reality has changed or the command did something else, with 3 if it was not approved; then no file was changed.""",
     ),
     "try": Verb(
         'try NAME="COMMAND"… [--check "COMMAND"] [--promote] [OPTION…] | try [ID[/NAME]] [--promote] [--side-by-side]',
@@ -299,33 +236,12 @@ It exits with 1 if reality has changed or the command did something else, with 3
             "--memory": "memory limit of each attempt; fewer run at once if memory is short. Default: an equal share",
             "--side-by-side": "show the diffs of all attempts beside one another",
         },
-        details="""  agent-sandbox try a="sed -i s/2/3/ app.py" b="git revert HEAD" --check "pytest -q"
-  agent-sandbox try a="npm update" b="npm ci" --check "npm test" --first --timeout 5m --promote
-  agent-sandbox try 3f9a1c/b --promote
-
-Each command is a line for bash, in a sandbox of its own. All start from the same frozen copy of the project, with the changes in the
-project's sandbox, and run at once, as many as processors and memory allow. The check runs on a copy of each attempt's sandbox, so
-nothing that it writes is promoted. An attempt that does not exit with 0 is not checked.
-
-Among those that pass, the winner has the fewest failed tests, then the most passed tests, the fewest changed lines, the fewest changed
-files, or else was given first. Numbers of tests are claims of its output (pytest, unittest, Jest, go test, TAP, JUnit XML).
-
-Without --promote nothing real is changed, and attempts are kept for an hour: `try` lists experiments, `try ID` shows one again, and with
---promote promotes its winner or the named attempt. `undo` takes that back.
-
-It exits with 0 if an attempt passed, with 1 if none did or reality has changed, 3 not approved, 124 the whole time was over, 126 or 127
-if the check could not be started.""",
     ),
     "status": Verb(
         "status [--all]",
         "describe the project's sandbox, its changes, and what has changed in reality since",
         ("--all",),
         helps={"--all": "list every path that has changed in reality"},
-        details="""  agent-sandbox status
-  agent-sandbox status --json
-
-Drift is what has changed in reality since the clone was made. If the sandbox changed the same files, `promote` refuses them
-until you say what to do.""",
     ),
     "promote": Verb(
         "promote [--only GLOB] [--skip GLOB] [--yes] [OPTION…]",
@@ -335,43 +251,21 @@ until you say what to do.""",
             "--capability",
         ),
         helps={"--system": "also changes outside the project"},
-        details="""  agent-sandbox promote --only 'src/*' --yes
-  agent-sandbox promote --yes --expect 3f9a12c07b5e
-  agent-sandbox promote --merge --resolve markers
-  agent-sandbox promote --approve git-history,ci
-
-It shows what would be promoted and asks: y promotes it, d shows the whole diff, s lets you choose files, Enter is no. With
---expect it is refused if the changes are not exactly those that `diff` showed with the same --only (`diff --all` for
---caches --system).
-
-Files that have changed in reality since the sandbox first touched them are refused, unless --merge or --force says what to
-do. Protected kinds of files, which run by themselves or are trusted without a look (git hooks, CI workflows, shell start-up
-files, new dependencies, …), need --approve: --yes does not cover them. On a terminal you are asked about each kind; those
-that you refuse are left out, and the rest is promoted.
-
-It is done as a whole or not at all: after a crash, the next verb in this project finishes it or takes it back.
-It exits with 1 if reality has changed or a conflict is open, with 3 if it was not approved or not as
-expected; then nothing was changed.""",
     ),
     "undo": Verb(
         "undo [--yes]",
         "take the last promotion back",
         ("--yes", "--capability"),
-        details="""All files are as they were before, and the changes are in the sandbox again if nothing has run there since.
-It is refused if one of these files has changed since. On a terminal it asks first; without one it needs --yes, and exits
-with 3.""",
     ),
     "reset": Verb(
         "reset [--yes]",
         "forget everything the sandbox changed",
         ("--yes",),
-        details="On a terminal it asks first. Without one it needs --yes; else it forgets nothing, and exits with 3.",
     ),
     "list": Verb(
         "list",
         "list all your sandboxes: size, changes, last use, and whether their projects still exist",
         project=False,
-        details="""The size is what a sandbox takes on the disk. Changes are those that were not promoted; caches do not count.""",
     ),
     "prune": Verb(
         "prune [--unused DAYS] [--unchanged] [--dry-run] [--yes] | prune SANDBOX… [--dry-run] [--yes]",
@@ -379,45 +273,21 @@ with 3.""",
         ("--unused", "--unchanged", "--dry-run", "--yes"),
         (0, ANY),
         project=False,
-        details="""  agent-sandbox prune --dry-run
-  agent-sandbox prune --unused 30 --unchanged
-  agent-sandbox prune app-1f2e3d4c5b6a7988
-
-It shows each sandbox that it would remove, why, how much space that frees, and what would be lost with it; then it asks.
-Without a terminal it needs --yes. A sandbox in use is never removed.
-
-A project is gone if its directory is missing from the disk that held it. If that disk is not mounted, or nothing is known
-about it, the sandbox stays; name it, as `list` does, to remove it. A project that was moved is gone, too.
-
-It exits with 3 if you say no or it needs --yes, and with 1 if something could not be removed.""",
     ),
     "snapshot": Verb(
         "snapshot [LABEL]",
         "save the sandbox's state, to go back to",
         words=(0, 1),
-        details="""  agent-sandbox snapshot before-the-upgrade
-  agent-sandbox snapshots
-  agent-sandbox rollback before-the-upgrade
-
-A snapshot has a number and, if you like, a label. As root it costs the same however much has changed; otherwise the
-changes are copied. There is no snapshot while a run goes on.""",
     ),
     "rollback": Verb(
         "rollback [SNAPSHOT]",
         "go back to a snapshot",
         words=(0, 1),
-        details="""  agent-sandbox rollback
-  agent-sandbox rollback 2
-
-By number or label; without one, to the last. The present state is saved as a snapshot too, if something ran since the
-last, so nothing is lost. The machine itself is not touched.""",
     ),
     "snapshots": Verb(
         "snapshots [--forget SNAPSHOT [--yes]]",
         "list the snapshots as a tree, or forget one",
         ("--forget", "--yes"),
-        details="""Forgetting a snapshot frees what only it needed. The sandbox and other snapshots stay as they are. On a terminal it asks
-first; without one it needs --yes, and exits with 3.""",
     ),
     "policy": Verb(
         'policy explain | lint | schema | policy test "COMMAND" | policy learn [OPTION…] "COMMAND"… | policy learn -- PROGRAM [ARGUMENT…]',
@@ -425,25 +295,6 @@ first; without one it needs --yes, and exits with 3.""",
         ("--policy", "--network", "--allow-network", "--add", "--cwd", "--env", "--env-file", "--timeout"),
         (1, ANY),
         too_many="put the command in quotes",
-        details="""  agent-sandbox policy explain
-  agent-sandbox policy explain --policy low
-  agent-sandbox policy test "git push --force"
-  agent-sandbox policy learn "make" "make check" > agent-sandbox.toml
-
-Policy files are /etc/agent-sandbox/policy.toml, ~/.config/agent-sandbox/policy.toml, and in the project agent-sandbox.toml,
-or the table tool.agent-sandbox of pyproject.toml. Each can only take away from what those before it left. Options on the
-command line override the last two, never the first. --policy applies one more, a preset or a file, which can only take
-away, too. The network is opened by --network, by --allow-network, or by network.outbound = true in your own file or in one
-that --policy names; a project's file opens none.
-
-test runs nothing: it says what the command would start and do. It exits with 126 if the command would be denied, and with 3
-if a person would be asked. lint exits with 1 if something is odd. schema prints a JSON Schema of policy files.
-
-learn runs commands without input, each on a throw-away clone and under the system's file alone, observes them, and prints
-the smallest policy that would have allowed them; each line says what needed it. Then it runs them again under that policy,
-and says whether they end the same way. Their output goes to standard error. --add prints the project's own file, widened:
-write it to another file, because a shell empties that one first. It exits as the commands do, and with 1 if they end
-differently.""",
     ),
     "log": Verb(
         "log [OPTION…] | log verify [FILE] | log checkpoint",
@@ -454,19 +305,6 @@ differently.""",
         ),
         (0, 2),
         helps={"--all": "the entries of all projects"},
-        details="""  agent-sandbox log --denied --since 2h
-  agent-sandbox log --follow --format ocsf
-  agent-sandbox log verify
-  agent-sandbox log checkpoint > elsewhere/checkpoint
-  agent-sandbox log verify copy-of-the-ledger --checkpoint elsewhere/checkpoint
-
-Every action is recorded before it is done, and its outcome afterwards. Without --all it shows the entries of this project;
-an export with --format holds all, unless --project names one. NO END marks an action whose end is not recorded: it was
-killed, or it still runs. It exits with 1 if entries are missing that the ledger once had.
-
-`log verify` gives two verdicts: whether entries were changed, and whether all entries are there. The second needs evidence
-from elsewhere: the anchor in the directory of the ledger's key, or a stored checkpoint. It exits with 1 if either fails.
-`log checkpoint` signs the last entry, and needs the extra `sign`.""",
     ),
     "approve": Verb(
         "approve [DIGEST] [--for-run [--timeout TIME]] [--refuse] [--watch] [--code DIGITS]",
@@ -478,16 +316,6 @@ from elsewhere: the anchor in the directory of the ledger's key, or a stored che
             "--timeout": "with --for-run: how long the answer holds: 90, 10m, 1h",
             "--yes": "allow it without asking; needs the whole digest",
         },
-        details="""  agent-sandbox approve
-  agent-sandbox approve 3f9a --for-run --timeout 10m
-  agent-sandbox approve --watch
-
-Without a digest it shows every question that waits and, on a terminal, asks about each. With one, or its first letters,
-about that one. An answer is valid for exactly what is shown. Yes holds once; with --for-run also for the same question
-again in that run, for an hour or as --timeout says. A host is then reached with every request of that run.
-
-Without a terminal, give --yes with the whole digest, or --refuse with some letters of it. No answer is a refusal. It exits
-with 3 if nothing was answered.""",
     ),
     "deny": Verb(
         "deny DIGEST",
@@ -495,9 +323,6 @@ with 3 if nothing was answered.""",
         ("--of",),
         (1, 1),
         project=False,
-        details="""  agent-sandbox deny 3f9a
-
-The same as approve DIGEST --refuse. Some letters of the digest are enough.""",
     ),
     "grant": Verb(
         'grant "PATTERN"… --for TIME [--times N] | grant --elevate [--allow PROGRAMS] [--reveal PATH] [--memory SIZE] --for TIME',
@@ -515,18 +340,6 @@ The same as approve DIGEST --refuse. Some letters of the digest are enough.""",
             "--processes": "with --elevate: this limit of processes and threads instead",
             "--elevate": "relax rules of the policy, with at least one of --allow, --reveal and the limits",
         },
-        details="""  agent-sandbox grant "run git push **" --for 10m --times 3
-  agent-sandbox run --capability "$TOKEN" "git push origin main"
-  agent-sandbox grant "network api.example.com GET,HEAD" --for 10m
-  agent-sandbox grant --elevate --allow curl --memory 16G --for 10m
-
-A pattern is words: run, code, call, promote, undo or propose, then what. A word that ends with * covers every word that begins so,
-and ** in last place any number of words. What the policy denies stays denied. After network comes a host, and methods if
-only they are meant: a run that holds the token reaches it.
-
-The token is a secret: anybody who has it can use it, in that sandbox, until it expires. Sandboxed programs never see it.
-With --elevate there is no token: for that time the runs of the sandbox may do more than the user's and the project's policy
-files allow, never more than the system's. Such a run ends with the elevation, and that is recorded.""",
     ),
     "revoke": Verb(
         "revoke NAME… | revoke --all",
@@ -535,54 +348,32 @@ files allow, never more than the system's. Such a run ends with the elevation, a
         (0, ANY),
         project=False,
         helps={"--all": "everything that is granted, in all projects"},
-        details="""  agent-sandbox capabilities
-  agent-sandbox revoke 0f3c5b7a9d1e2f4a6b8c0d1e2f3a4b5c
-  agent-sandbox revoke --all
-
-Names are those that `capabilities` lists. From then on they allow nothing: not the next run, the next turn or the next call
-of a tool. A program that was started under one before goes on; its process is named. Its next request to a host of the
-capability is refused.""",
     ),
     "capabilities": Verb(
         "capabilities",
         "list what is granted, to which sandbox, by whom and for how long",
         project=False,
-        details="It lists capabilities and elevations of all projects that have not expired, and how often each was used.",
     ),
     "doctor": Verb(
         "doctor",
         "check what this machine can enforce, and say what to do about the rest",
         project=False,
-        details="It exits with 1 if something required is missing.",
     ),
     "verify": Verb(
         "verify [OPTION…]",
         "attack sandboxes on this machine, and report for each promise whether it held",
         ("--env", "--timeout", "--memory", "--disk", "--processes", "--deny", "--reveal", "--system", "--runtime"),
-        details="""Two sandboxes are attacked: one as `run` makes them, with the options given here, and one as Sandbox() in Python. Each
-attempt is first made without a sandbox, to show that it can succeed: reading planted secrets, writing real files,
-reaching listeners, processes and the kernel, using too much of everything, leaving something behind.
-
-It exits with 1 if something got through, or could not be tried. What this machine refuses even without a sandbox is called
-inconclusive and changes nothing. The runs are recorded in the ledger like any other.""",
     ),
     "setup": Verb(
         "setup",
         "make the state directory, check the machine, and say what to do next",
         project=False,
-        details="""With the extra `wasm` it also compiles the interpreter for code inside WebAssembly: once, for some minutes.""",
     ),
     "completion": Verb(
         "completion bash|zsh|fish",
         "print a completion script for a shell",
         words=(1, ANY),
         project=False,
-        details="""  eval "$(agent-sandbox completion bash)"                                          in ~/.bashrc
-  eval "$(agent-sandbox completion zsh)"                                           in ~/.zshrc, after compinit
-  agent-sandbox completion fish > ~/.config/fish/completions/agent-sandbox.fish
-
-It completes verbs, options and their values: snapshots, protected kinds, presets, sandboxes, categories of the log.
-`completion words -- LINE…` prints the words that may stand at the end of a line; the scripts use it.""",
     ),
     "help": Verb("help [VERB]", "show help", words=(0, 1), project=False),
     "version": Verb("version", "show the version", project=False),
