@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from agent_sandbox.policy.decide import Ask
     from agent_sandbox.policy.tokens import Token
     from agent_sandbox.workspace.changes import ChangeSet
+    from agent_sandbox.workspace.experiment_store import AttemptState
 
 __all__ = ["AttemptOutcome", "AttemptSandbox", "AttemptWork", "Comparison", "Experiment"]
 
@@ -222,6 +223,11 @@ class Experiment:
         self._thread = 0  # the thread that runs the attempts
         self._conducted: tuple[ExperimentPlace, CommonBase, Comparison] | None = None
 
+    def _use(self, workspace: Workspace) -> None:
+        """Work under the rules of another workspace of the same project, which this experiment closes. For the MCP server."""
+        self._workspace.close()
+        self._workspace = workspace
+
     @property
     def project(self) -> str:
         """The project directory."""
@@ -361,6 +367,11 @@ class Experiment:
             if review is not None and not review(proposal):
                 return None
             return carry_attempt(proposal, workspace._stored, workspace._gate, details=lambda: diff_for_approver(proposal))
+
+    def _state_of(self, name: str | None = None) -> AttemptState:
+        """Return the stored state of an attempt, by default of the winner."""
+        place, base, name = self._done(name)
+        return base.attempt(place, name)
 
     def drop(self, name: str) -> None:
         """Remove an attempt and its changes now, instead of at the end of the block."""

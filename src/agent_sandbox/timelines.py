@@ -15,6 +15,8 @@ from agent_sandbox.errors import SandboxError
 if TYPE_CHECKING:
     from agent_sandbox.engine.timeline.recorder import TimelineRecorder
 
+LARGEST_FILE = 16 << 20  # bytes of a file of a state
+
 __all__ = ["PastFrame", "PastState", "PastVariable", "Rewound", "StateDiff", "Step", "Timeline"]
 
 
@@ -53,7 +55,10 @@ class Rewound:
 
 @dataclass(frozen=True)
 class StateDiff:
-    """What differs between two states: names of variables, and paths of files, each with "new", "changed" or "gone"."""
+    """What differs between two states: names of variables, and paths of files, each with "new", "changed" or "gone".
+
+    Before a line of a function, its local variables are named after it: "function.name".
+    """
 
     variables: dict[str, str]
     files: dict[str, str]
@@ -71,22 +76,35 @@ class PastState:
 
     @property
     def variables(self) -> tuple[PastVariable, ...]:
-        """The variables of the program, without modules."""
+        """The variables of the program, without modules. Of a shell also its functions, as `name()`, aliases, options and directory."""
         return tuple(map(_variable, self._asked("variables", "", LOOK_SECONDS)["variables"]))
 
     @property
     def frames(self) -> tuple[PastFrame, ...]:
-        """The frames of the error that ended the last turn before this state, outermost first; empty without an error."""
+        """The frames of the error that ended the last turn before this state, outermost first; empty without an error.
+
+        Before a line of a function, those of the call that is under way.
+        """
         found = self._asked("frames", "", LOOK_SECONDS)["frames"]
         return tuple(PastFrame(each["function"], each["file"], each["line"], tuple(map(_variable, each["variables"]))) for each in found)
 
     def evaluate(self, expression: str, *, timeout: float = LOOK_SECONDS) -> PastVariable:
-        """Evaluate an expression in this state. Whatever it does is undone. Raises `SandboxError` if it raises or takes too long."""
+        """Evaluate an expression in this state; before a line of a function, with its local variables. Whatever it does is undone.
+
+        In a shell the expression is a command line, and its value is what it prints; an exit code other than 0 raises.
+        Raises `SandboxError` if it raises or takes too long.
+        """
         return _variable({"name": expression, **self._asked("value", expression, timeout)["value"]})
 
     def read(self, path: str) -> bytes:
         """Return the content of a file as it was. Raises `SandboxError` if it cannot be read, or is larger than 16 MiB."""
-        return bytes(self._asked("read", path, LOOK_SECONDS)["content"])
+        content, more = b"", True
+        while more:
+            piece = self._asked("read", f"{path}\0{len(content)}", LOOK_SECONDS)
+            content, more = content + bytes(piece["content"]), bool(piece["more"])
+            if len(content) > LARGEST_FILE:
+                raise SandboxError(f"{path!r} is larger than {LARGEST_FILE >> 20} MiB", hint="read it in a turn, piece by piece")
+        return content
 
     def list(self, path: str) -> tuple[str, ...]:
         """Return the names in a directory as it was."""
@@ -160,7 +178,8 @@ def lines_of(steps: tuple[Step, ...], present: set[int]) -> Iterator[str]:
 
 
 def _line(step: Step, depth: int, present: bool) -> str:
-    text = step.text.splitlines()[0] if step.text else f"end of turn {step.turn}"
+    text = step.text.splitlines()[0] if step.text else f"end of turn {step.turn}" if not step.function else f"line {step.line}"
+    text = f"· {step.function}: {text}" if step.function else text
     marks = "*" if present else " "
     marks += "✗" if step.error else " "
     marks += " " if step.kept else "-"

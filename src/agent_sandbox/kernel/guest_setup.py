@@ -289,7 +289,11 @@ def _become_guest(
             notify.begin(payload, notify.REACHING)
         seccomp.install(
             seccomp.compile_filter(
-                processes=request["may_fork"] or request["checkpoints"], execute=request["may_exec"], system=request["system"], gated=gated
+                processes=request["may_fork"] or request["checkpoints"],
+                execute=request["may_exec"],
+                system=request["system"],
+                gated=gated,
+                forks=request["checkpoints"],
             )
         )
     except BaseException as error:

@@ -40,13 +40,21 @@ class Family:
     def __init__(self, main: int) -> None:
         self.main = main
         self.kept: set[int] = set()
+        self.poller = select.poll()  # of the watch
 
     def do(self, order: bytes, pid: int, control: socket.socket) -> None:
         """Carry out an order about a process. See `kept_processes`."""
         raise NotImplementedError
 
-    def ended(self, pid: int) -> None:
+    def ended(self, pid: int, status: int) -> None:
         """Take note of the end of a process."""
+
+    def patience(self) -> float:
+        """Return the seconds until `serve` has something to do."""
+        return _NEVER
+
+    def serve(self) -> None:
+        """Do what is to be done for the forks of a run with checkpoints."""
 
 
 class Watch:
@@ -180,7 +188,7 @@ def _watch(watch: Watch, family: Family, control: socket.socket, keeper: int, su
     woken, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     _signal.signal(_signal.SIGCHLD, lambda *_: None)
     _signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
-    poller = select.poll()
+    poller = family.poller
     farewell_fd = watch.farewell
     for fd in (woken, control.fileno(), keeper, supervisor, *([] if farewell_fd is None else [farewell_fd])):
         poller.register(fd, select.POLLIN)
@@ -196,7 +204,7 @@ def _watch(watch: Watch, family: Family, control: socket.socket, keeper: int, su
     took_farewell = False
     status: int | None = _reap(family)
     while status is None and not hit:
-        ready = dict(poller.poll(max(0.0, min(deadline - time.monotonic(), watch.interval) * 1000)))
+        ready = dict(poller.poll(max(0.0, min(deadline - time.monotonic(), watch.interval, family.patience()) * 1000)))
         if supervisor in ready or keeper in ready:
             reason, hit = "killed", "supervisor"
         elif control.fileno() in ready:
@@ -224,6 +232,7 @@ def _watch(watch: Watch, family: Family, control: socket.socket, keeper: int, su
             status = watch.take_farewell()
             took_farewell = status is not None
         status = _reap(family) if status is None else status
+        family.serve()
         if status is None and not hit:
             if time.monotonic() >= deadline:
                 reason, hit = "timed-out", "wall"
@@ -261,7 +270,7 @@ def _reap(family: Family) -> int | None:
             return main_status
         if pid == family.main or (not family.main and pid not in family.kept):  # or one that was woken, and is not yet the main program
             main_status = status
-        family.ended(pid)
+        family.ended(pid, status)
 
 
 def _end_everything(guest: int, *, wait: bool) -> int:

@@ -67,6 +67,7 @@ PROC_MASKED = (
     "sysrq-trigger",
     "kmsg",
 )
+TERMINALS = "newinstance,ptmxmode=0666,mode=0620,max=64"  # options of a run's own devpts
 SHARED_PROC = "/proc shows the processes around this sandbox, by name: this machine refuses a /proc of its own (agent-sandbox doctor)"
 PROC_READONLY = ("bus", "fs", "irq", "pressure", "sys")  # pressure: a writer makes the kernel watch the whole machine
 
@@ -308,7 +309,7 @@ def _fill_devices(dev: str, shm_bytes: int, flags: int) -> None:
     for name, to in (("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2"), ("ptmx", "pts/ptmx")):
         os.symlink(to, f"{dev}/{name}")
     os.mkdir(f"{dev}/pts")
-    sc.mount("devpts", f"{dev}/pts", "devpts", sc.MS_NOSUID | sc.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620,max=64")
+    sc.mount("devpts", f"{dev}/pts", "devpts", sc.MS_NOSUID | sc.MS_NOEXEC, TERMINALS)
     os.mkdir(f"{dev}/shm")
     sc.mount("shm", f"{dev}/shm", "tmpfs", flags, f"{_sized(shm_bytes)},mode=1777")
     sc.mount("", dev, None, sc.MS_REMOUNT | sc.MS_BIND | sc.MS_RDONLY | sc.MS_NOSUID | sc.MS_NOEXEC)
@@ -344,7 +345,7 @@ def _proc(step: Proc, site: Site) -> None:
             site.shares_proc = True
             site.notes.append(SHARED_PROC)
     with directory_for("/proc") as proc:
-        _seal_proc(proc, shared=site.shares_proc)
+        seal_proc(proc, shared=site.shares_proc)
 
 
 def _share_proc(place: str) -> None:
@@ -363,7 +364,8 @@ def _share_proc(place: str) -> None:
         os.close(fd)
 
 
-def _seal_proc(proc: str, *, shared: bool) -> None:
+def seal_proc(proc: str, *, shared: bool) -> None:
+    """Make the settings of the machine in a /proc read-only, and cover what reveals or controls it."""
     for name in PROC_READONLY:
         if os.path.isdir(f"{proc}/{name}") and not shared:
             sc.mount(f"{proc}/{name}", f"{proc}/{name}", None, sc.MS_BIND)

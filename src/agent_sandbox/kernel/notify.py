@@ -50,6 +50,7 @@ CALLS = (*OPENS, *EXECUTES, *ADDRESSES, *_CHANGES.split())
 REACHING = (
     *("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_open", "setpgid", "prlimit64", "setpriority", "ioprio_set"),
     *("sched_setaffinity", "sched_setattr", "sched_setparam", "sched_setscheduler", "process_madvise"),
+    "clone",  # only the one that makes a fork of a state
 )
 
 _RESOLV_CONF = "/etc/resolv.conf"

@@ -71,22 +71,28 @@ class Program:
 
 
 def compile_filter(
-    *, processes: bool, execute: bool = True, system: bool = False, gated: bool = False, machine: str = syscalls.MACHINE
+    *,
+    processes: bool,
+    execute: bool = True,
+    system: bool = False,
+    gated: bool = False,
+    forks: bool = False,
+    machine: str = syscalls.MACHINE,
 ) -> Program:
     """Return the filter for a guest. Without `processes` the guest can start threads only; without `execute` it cannot exec.
 
     `system` permits no additional call, but refuses a socket family with the error of a kernel without that family. Tools that add users
     fail if an audit socket is refused, and go on if the kernel has none. `gated` refuses memfd_create, because no mount option prevents the
-    execution of a memfd.
+    execution of a memfd. `forks` permits the call that makes a fork of a session's state, which the supervisor must answer first.
 
     A filter is compiled once for each meaning: a zygote compiles it, and its guests inherit it, however they spell the arguments. Raises
     `RuntimeUnavailable` on a machine whose system call numbers are unknown.
     """
-    return _compiled(processes, execute, system, gated, machine)
+    return _compiled(processes, execute, system, gated, forks, machine)
 
 
 @cache  # its key tells f(gated=False) from f(), so every argument comes by position
-def _compiled(processes: bool, execute: bool, system: bool, gated: bool, machine: str) -> Program:
+def _compiled(processes: bool, execute: bool, system: bool, gated: bool, forks: bool, machine: str) -> Program:
     if machine not in syscall_rules.MACHINES:
         raise RuntimeUnavailable(
             f"cannot filter system calls: their numbers on {machine} are not known",
@@ -95,7 +101,8 @@ def _compiled(processes: bool, execute: bool, system: bool, gated: bool, machine
         )
     numbers = sorted((number, name) for name, number in syscall_rules.numbers(machine).items())
     answers = tuple(
-        (name, number, _answer(name, processes=processes, execute=execute, system=system, gated=gated)) for number, name in numbers
+        (name, number, _answer(name, processes=processes, execute=execute, system=system, gated=gated, forks=forks))
+        for number, name in numbers
     )
     return _assembled(machine, answers)
 
@@ -142,6 +149,8 @@ def compile_observer(names: tuple[str, ...], *, machine: str = syscalls.MACHINE)
         notify = [_return(_RET_USER_NOTIF)]
         if name == "sendto":  # without an address it goes to the peer of a connected socket: no notification
             notify = [*_test(Condition(4, syscall_rules.WHOLE, (0,), holds=False), failure=1), *notify, _return(_RET_ALLOW)]
+        if name == "clone":  # any other clone is an ordinary one
+            notify = [*_test(syscall_rules.FORKS_A_STATE, failure=1), *notify, _return(_RET_ALLOW)]
         code = [_branch_equal(known[name], if_true=0, if_false=len(notify)), *notify, *code]
     # Calls from another architecture are left to the guest's filter, which kills the process.
     code = [_load(_ARCHITECTURE), _branch_equal(_AUDIT_ARCH[machine], if_true=1, if_false=0), _return(_RET_ALLOW), _load(_NUMBER), *code]
@@ -176,9 +185,11 @@ class _SockFprog(ctypes.Structure):
     _fields_ = (("len", ctypes.c_ushort), ("filter", ctypes.c_char_p))
 
 
-def _answer(name: str, *, processes: bool, execute: bool, system: bool, gated: bool) -> FilterAction:
+def _answer(name: str, *, processes: bool, execute: bool, system: bool, gated: bool, forks: bool) -> FilterAction:
     if name in syscall_rules.ABSENT or (gated and name in syscall_rules.FILES_IN_MEMORY):
         return _UNKNOWN
+    if name == "clone" and forks:
+        return FilterAction((*syscall_rules.CONDITIONAL[name], (syscall_rules.FORKS_A_STATE,)))
     if name == "clone" and not processes:
         return FilterAction(syscall_rules.THREADS_ONLY)
     if name == "socket" and system:

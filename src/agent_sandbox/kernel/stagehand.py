@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.kernel import usage
+from agent_sandbox.kernel.fork_views import ForkView, fields, mount_id
 from agent_sandbox.kernel.frozen_layers import compare_entry, layer_entries, merge_layers
 from agent_sandbox.kernel.mount_tools import QUIET, Scene, Site, directory_for, overlay_options
 
@@ -31,8 +32,9 @@ if TYPE_CHECKING:
 # Orders of the supervisor. ADVANCE: freeze the newest generation if the guest has changed anything, and begin another. SETTLE: say what
 # still writes to the frozen one. SHOW: begin a generation on an earlier one. COVER, UNCOVER: show another state for a moment.
 # MEASURE: how much memory the processes have. MERGE: make one frozen layer of two. COMPARE: the files that differ between two states.
+# FORK: give a fork of a state its view. VERIFY: make sure that nothing in the fork leads out of it. DISCARD: remove a generation.
 ADVANCE, SETTLE, SHOW, COVER, UNCOVER = "advance", "settle", "show", "cover", "uncover"
-MEASURE, MERGE, COMPARE = "measure", "merge", "compare"
+MEASURE, MERGE, COMPARE, FORK, VERIFY, DISCARD = "measure", "merge", "compare", "fork", "verify", "discard"
 _LARGEST_ORDER = 1 << 16
 MOST_COMPARED = 10_000  # files of one comparison
 _PLACE = "n"  # in the staging directory: where a new overlay is mounted for a moment
@@ -106,6 +108,12 @@ class _Stage:
             return self._merge(*words)
         if order == COMPARE:
             return self._compare(*words)
+        if order == FORK:
+            return self._fork(*words)
+        if order == VERIFY:
+            return self._view_of(words[0]).verify(words[1])
+        if order == DISCARD:
+            return self._discard(*words)
         raise OSError(errno.EINVAL, f"unknown order {order}")
 
     def _looks(self) -> list[tuple[int, int]]:
@@ -124,7 +132,7 @@ class _Stage:
 
     def _exchange(self, generation: str, chain: Sequence[str]) -> bool:
         made = self._make(generation, chain)
-        self._earlier |= {_mount_id(top) for top in self._tops.values()}
+        self._earlier |= {mount_id(top) for top in self._tops.values()}
         try:
             with self._in_their_namespace():
                 for scene, mount in zip(self._scenes, made, strict=True):
@@ -163,7 +171,7 @@ class _Stage:
 
         Processes in `kept` are checkpoints: they sleep, and open their files again before they go on.
         """
-        self._earlier -= {_mount_id(top) for top in self._tops.values()}  # the kernel uses numbers of mounts again
+        self._earlier -= {mount_id(top) for top in self._tops.values()}  # the kernel uses numbers of mounts again
         return [what for pid in _processes(kept) for what in _writers(pid, self._earlier)]
 
     def _cover(self, generation: str, chain: Sequence[str]) -> None:
@@ -180,9 +188,13 @@ class _Stage:
                 os.fchdir(self._covers[-1])
                 sc.umount2(".", sc.MNT_DETACH)
                 os.close(self._covers.pop())
-        for base in {scene.base for scene in self._scenes}:  # what was written meanwhile takes no room any more
+        self._discard(self._cover_generation)
+
+    def _discard(self, generation: str) -> None:
+        """Remove the layers of a generation that nobody sees any more: they take no room any more."""
+        for base in {scene.base for scene in self._scenes}:
             with suppress(RecursionError):  # a tree that nobody but a hostile program makes: it stays, and takes its own room
-                shutil.rmtree(f"{base}/{self._cover_generation}", ignore_errors=True)
+                shutil.rmtree(f"{base}/{generation}", ignore_errors=True)
 
     def _merge(self, newer: str, older: str, merged: str) -> None:
         """Make a layer that has what the older and then the newer one changed. Files are linked: nobody writes to a frozen layer."""
@@ -194,6 +206,18 @@ class _Stage:
             for each in (newer, older):
                 with suppress(FileNotFoundError, FileExistsError):
                     os.link(f"{scene.base}/{each}/{scene.key}/target", f"{home}/target")
+
+    def _fork(self, pid: int, generation: str, chain: Sequence[str]) -> None:
+        """Show a fork the layers of a state, with new ones on top. The session and other forks do not change."""
+        made = self._make(generation, chain)
+        try:
+            self._view_of(pid).dress(_PLACE, [scene.target for scene in self._scenes], made)
+        finally:
+            for mount in made:
+                os.close(mount)
+
+    def _view_of(self, pid: int) -> ForkView:
+        return ForkView(pid, root=not self._site.userxattr)
 
     def _compare(self, old: Sequence[str], new: Sequence[str]) -> dict[str, str]:
         """Return the files that differ between two chains of layers, by path, each with "new", "changed" or "gone"."""
@@ -276,7 +300,7 @@ _OF_NO_FILE = ("/dev/zero", "/memfd:", "/SYSV")
 def _way_in(pid: int, name: str, mounts: set[int]) -> str:
     fd = os.open(f"{_PROC}/{pid}/{name}", os.O_PATH | os.O_CLOEXEC)
     try:
-        if _mount_id(fd) not in mounts:
+        if mount_id(fd) not in mounts:
             return ""
         where = os.readlink(f"{_PROC}/{pid}/{name}")
         if not name.startswith("fd/"):
@@ -285,14 +309,5 @@ def _way_in(pid: int, name: str, mounts: set[int]) -> str:
             return f"has the directory {where} of an earlier state open"
     finally:
         os.close(fd)
-    writing = int(_fields(f"{_PROC}/{pid}/fdinfo/{name.removeprefix('fd/')}")["flags"], 8) & _WRITING
+    writing = int(fields(f"{_PROC}/{pid}/fdinfo/{name.removeprefix('fd/')}")["flags"], 8) & _WRITING
     return f"has {where} open for writing" if writing else ""
-
-
-def _mount_id(fd: int) -> int:
-    return int(_fields(f"/proc/self/fdinfo/{fd}")["mnt_id"])
-
-
-def _fields(path: str) -> dict[str, str]:
-    with open(path, encoding="ascii", errors="replace") as file:
-        return dict(line.split(":", 1) for line in file if ":" in line)

@@ -34,6 +34,7 @@ from agent_sandbox.kernel.syscalls import (
     CLONE_NEWPID,
     CLONE_NEWUSER,
     CLONE_NEWUTS,
+    CLONE_PARENT,
 )
 
 WHOLE = 0xFFFFFFFF_FFFFFFFF  # the whole register, for arguments that the kernel declares as long
@@ -193,6 +194,12 @@ CONDITIONAL: dict[str, Rule] = {
     ),
     "socketpair": ((Condition(0, INT, (_AF_UNIX,)), Condition(1, _SOCK_KIND, (_SOCK_STREAM, _SOCK_DGRAM, _SOCK_SEQPACKET))),),
 }
+
+# The one call with which a state of a session makes a fork: all namespaces in which forks could meet, and init as the parent. A filter that
+# permits it is installed together with one that asks the supervisor each time: see `checkpoint_guard`.
+_SIGCHLD = 17
+FORK_FLAGS = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_PARENT
+FORKS_A_STATE = Condition(0, WHOLE, (FORK_FLAGS | _SIGCHLD,))
 
 # Without permission for processes, threads stay allowed: clone with CLONE_THREAD creates nothing else.
 THREADS_ONLY: Rule = ((_NO_NEW_NAMESPACE, Condition(0, _CLONE_FILES | _CLONE_THREAD, (_CLONE_FILES | _CLONE_THREAD,))),)

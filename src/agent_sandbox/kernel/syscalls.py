@@ -39,7 +39,7 @@ SYS_landlock_create_ruleset, SYS_landlock_add_rule, SYS_landlock_restrict_self =
 # clone(2), unshare(2)
 CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
-CLONE_PARENT = 0x00008000
+CLONE_PARENT, _CLONE_CHILD_CLEARTID, _CLONE_CHILD_SETTID = 0x00008000, 0x00200000, 0x01000000
 
 # mount(2), umount2(2)
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
@@ -80,6 +80,7 @@ XATTR_LIST_MAX = 65536
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
 PR_CAPBSET_READ, PR_CAPBSET_DROP, PR_SET_SECUREBITS, PR_SET_NO_NEW_PRIVS = 23, 24, 28, 38
 PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
+_PR_GET_TID_ADDRESS = 40
 
 # seccomp(2)
 SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC = 1, 1
@@ -162,12 +163,21 @@ def setns(namespace: int, kind: int) -> None:
     check(libc.setns(namespace, kind), "setns")
 
 
-def clone(flags: int) -> int:
+def clone(flags: int, thread_id_at: int = 0) -> int:
     """clone(2) as fork(2) with flags: returns 0 in the child. The child's end sends SIGCHLD. Only for a process with one thread.
 
-    Python's after-fork hooks do not run in the child, so the child itself must not run foreign Python code.
+    Neither hooks of Python nor of C libraries run in the child. Without the address where the C library keeps the number of the thread, the
+    child's main thread cannot be signalled by its other threads: such a child must not run foreign code.
     """
-    return check(_libc_with_gil.syscall(_number("clone"), ctypes.c_ulong(flags | signal.SIGCHLD), None, None, None, None), "clone")
+    flags |= signal.SIGCHLD | (_CLONE_CHILD_SETTID | _CLONE_CHILD_CLEARTID if thread_id_at else 0)
+    at = ctypes.c_void_p(thread_id_at)  # the fourth or the fifth argument, by architecture; the other one is not looked at
+    return check(_libc_with_gil.syscall(_number("clone"), ctypes.c_ulong(flags), None, None, at, at), "clone")
+
+
+def thread_id_address() -> int:
+    """Return the address where the C library keeps the number of this thread; 0 if the kernel does not know it."""
+    address = ctypes.c_ulong(0)
+    return address.value if _prctl(_PR_GET_TID_ADDRESS, ctypes.addressof(address), 0, 0, 0) == 0 else 0
 
 
 def mount(source: str, target: str, kind: str | None, flags: int = 0, options: str = "") -> None:

@@ -23,14 +23,22 @@ class Admission:
     memory_bytes: int | None
 
 
-def admit(processors: int, available: int | None, *, wanted: int | None, ceiling: int | None, most: int | None = None) -> Admission:
-    """Return how many attempts run at once, and the memory of each.
+def admit(
+    processors: int,
+    available: int | None,
+    *,
+    wanted: int | None,
+    ceiling: int | None,
+    most: int | None = None,
+    what: str = "attempt",
+) -> Admission:
+    """Return how many attempts run at once, and the memory of each. `what` is the word for an attempt in messages.
 
     `available` are the bytes of memory that are free now; None if unknown. `wanted` is the memory that the user gives each attempt,
     `ceiling` the limit of the policy, `most` the user's own limit on attempts at once. Raises `RuntimeUnavailable` if memory is short.
     """
     if most is not None and most < 1:
-        raise PolicyError(f"at least one attempt must run at once, not {most}", hint="leave it out for as many as the machine can run")
+        raise PolicyError(f"at least one {what} must run at once, not {most}", hint="leave it out for as many as the machine can run")
     at_once = max(1, min(processors, most or processors))
     if available is None:
         return Admission(at_once, wanted or ceiling)
@@ -38,9 +46,9 @@ def admit(processors: int, available: int | None, *, wanted: int | None, ceiling
     need = min(each for each in (wanted or LEAST_BYTES, ceiling) if each is not None)
     if usable < min(need, LEAST_BYTES) or (wanted is not None and usable < need):
         raise RuntimeUnavailable(
-            f"memory is short: an attempt needs {need >> 20} MiB, and {usable >> 20} MiB can be used without harm to other programs",
+            f"memory is short: each {what} needs {need >> 20} MiB, and {usable >> 20} MiB can be used without harm to other programs",
             missing=("memory",),
-            hint="end other programs, or give attempts less: --memory SIZE",
+            hint=f"end other programs, or give each {what} less memory",
         )
     if wanted is not None:
         return Admission(max(1, min(at_once, usable // need)), need)

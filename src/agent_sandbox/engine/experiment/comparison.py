@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from agent_sandbox.engine.experiment.model import AttemptOutcome, Comparison
+from agent_sandbox.engine.experiment.model import AttemptOutcome, Comparison, DiffSize
 from agent_sandbox.workspace.escape import visible
 from agent_sandbox.workspace.escape import width as width_of
 
@@ -34,10 +34,14 @@ def _cells(result: AttemptOutcome, winner: str | None) -> tuple[str, ...]:
         visible(state),
         "" if tests is None else f"{tests.passed:,} passed, {tests.failed:,} failed (claimed)",
         "" if result.score is None else f"{result.score:g}",
-        f"{diff.files:,} {'file' if diff.files == 1 else 'files'} +{diff.added:,} -{diff.removed:,}" if diff.files else "no changes",
+        "" if result.live else _changes(diff),
         f"{result.seconds:.1f} s" if result.seconds else "",
         f"{result.cpu_seconds:.1f} s" if result.cpu_seconds else "",
     )
+
+
+def _changes(diff: DiffSize) -> str:
+    return f"{diff.files:,} {'file' if diff.files == 1 else 'files'} +{diff.added:,} -{diff.removed:,}" if diff.files else "no changes"
 
 
 def _short(text: str) -> str:

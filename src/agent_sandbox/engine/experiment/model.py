@@ -158,6 +158,7 @@ class AttemptOutcome:
     notes: tuple[str, ...] = ()
     place: int = 0
     outside: int = 0  # changes outside the project, which a promotion leaves out
+    live: bool = False  # a fork of a session's state, whose changes are not counted
 
     @property
     def passed(self) -> bool:

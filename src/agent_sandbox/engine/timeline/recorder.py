@@ -1,7 +1,11 @@
-"""The recorder of a timeline: an attachment that answers the guest before each statement, and returns to the states that were kept."""
+"""The recorder of a timeline: an attachment that answers the guest before each statement, and returns to the states that were kept.
+
+A fork of a state has a recorder of its own, which notes its steps and keeps no states.
+"""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -11,9 +15,11 @@ from agent_sandbox._fast.values import TYPE_CHECKING, replace
 from agent_sandbox.engine.attachments import Attachment
 from agent_sandbox.engine.timeline.tree import LOOK_SECONDS, State, Step, StepTree, described
 from agent_sandbox.errors import SandboxError
+from agent_sandbox.kernel.memory import available_memory
 from agent_sandbox.runtime.base import Nonsense, StateNotKept
 from agent_sandbox.runtime.guest.look import PREFIX
 from agent_sandbox.runtime.guest_rpc import codec
+from agent_sandbox.runtime.process.zygote import ONE_THREAD
 
 if TYPE_CHECKING:
     from typing import Any
@@ -26,16 +32,26 @@ if TYPE_CHECKING:
 STEPS_MODULE = "agent_sandbox.runtime.guest.steps"  # in the guest; preloaded, because its view may not show our package
 LOST = ("children", "pipes", "sockets")
 LONGEST_TEXT = 500  # characters of a statement, a reason or an error that a step shows
+MOST_STEPS = 100_000  # of a session: a program could make them without end
 FULL = 0.5  # part of the run's memory above which states are given up
 _SHARE = 10  # at most such a part of the time is spent on measuring
+MOST_FORKS = 32  # of one session at once
+FORK_BYTES = (
+    16 << 20
+)  # of memory that a fork uses at once, besides tables of pages: the interpreter writes to every object that it looks at
+_TABLES = 128  # tables of pages are a part of the memory of about 1/512, for each of the two processes of a fork; doubled
+_LEFT = 0.1  # part of the memory limit that must be left after a fork
 
 
 class TimelineRecorder(Attachment):
     """Records the steps of one session, and keeps states of it."""
 
-    def __init__(self, *, most: int = 100) -> None:
-        self.tree = StepTree(most=most)
+    def __init__(self, *, most: int = 100, lines: bool = False, chain: tuple[str, ...] = ("1",)) -> None:
+        """Keep at most so many states, also before each line if `lines` says so. `chain` are the layers that the session begins on."""
+        self.tree = StepTree(most=most, chain=chain)
+        self._lines = lines
         self.turn = 0
+        self.exclusive = threading.RLock()  # held by whoever gives orders about states: forks run in threads of their own, and tick too
         self._began = time.monotonic()
         self._checkpoints: Checkpoints | None = None  # of the guest, while it runs
         self._memory: int | None = None  # bytes that the run may use
@@ -46,6 +62,8 @@ class TimelineRecorder(Attachment):
         self._operation = ""  # what the turn that is under way does on a file, if it does no more
         self._source: list[str] = []  # the lines of the turn that is under way
         self._statements: dict[int, str] = {}  # the whole statement of each step
+        self._stdin = b""  # of the turn that is under way
+        self._inputs: dict[int, bytes] = {}  # what the turn of a step was given to read, if it was given anything
 
     def before(self, launch: Launch) -> Launch:
         """Let the guest ask before each statement."""
@@ -55,10 +73,11 @@ class TimelineRecorder(Attachment):
         limits = launch.limits
         self._memory = limits.memory_bytes
         if limits.processes is not None:  # sleeping states are processes, too
-            limits = replace(limits, processes=limits.processes + self.tree.most + 3)
+            limits = replace(limits, processes=limits.processes + self.tree.most + 3 + 2 * MOST_FORKS)
         return replace(
             launch,
             talk=talk,
+            env={**ONE_THREAD, **launch.env},  # a library that computes in threads of its own would keep every state from being kept
             checkpoints=True,
             limits=limits,
             on_tick=(*launch.on_tick, self._tick),
@@ -75,12 +94,12 @@ class TimelineRecorder(Attachment):
         for number in list(self.tree.states):
             self.tree.give_up(number)
 
-    def begin_turn(self, source: str, *, operation: str = "") -> None:
+    def begin_turn(self, source: str, stdin: bytes = b"", *, operation: str = "") -> None:
         """Count the turn that begins now. One that only does an `operation` on a file has one step, at its end."""
         self.turn += not operation
         self._operation = operation
-        self._source = source.splitlines(keepends=True)
-        self._last_statement = 0
+        self._source, self._stdin = source.splitlines(keepends=True), stdin
+        self._last_statement = self.tree.divided = 0
 
     def ended(self, guest: Guest, completed: Completed, outcome: Outcome) -> Outcome:
         """Mark the step that raised, after a turn."""
@@ -92,12 +111,14 @@ class TimelineRecorder(Attachment):
     def _answer(self, words: bytes) -> bytes:
         """Answer a question of the guest: about a step, or of another kind."""
         assert self._hear is not None
-        if not words.startswith((b'{"step"', b'{"kept"', b'{"reopened"', b'{"unkept"')):
+        if not words.startswith((b'{"step"', b'{"line"', b'{"kept"', b'{"reopened"', b'{"unkept"')):
             return self._hear(words)
         try:
             match codec.understood(words):
                 case {"step": [int(line), int(column), int(end), int(end_column)]}:
-                    return codec.packed({"keep": self._step(line, column, end, end_column)})
+                    return codec.packed({"keep": self._step(line, column, end, end_column), "lines": self._lines and not self._operation})
+                case {"line": int(line), "function": str(function), "text": str(text)} if self._lines and function:
+                    return codec.packed({"keep": self._line(line, function, text)})
                 case {"kept": int(process), "lost": dict(lost)}:
                     return codec.packed({"moved": self._keep(process, lost)})
                 case {"unkept": str(why)}:
@@ -112,14 +133,33 @@ class TimelineRecorder(Attachment):
 
     def _step(self, line: int, column: int, end: int, end_column: int) -> bool:
         """Note the step that comes now: a statement by its place, or with line 0 the end of the turn. Return whether to keep its state."""
-        if line and self._operation:
+        if (line and self._operation) or not self._has_room():
             return False
         statement = _between(self._source, line, column, end, end_column) if line else ""
         self._now = self.tree.add(self.turn, line, (statement or self._operation)[:LONGEST_TEXT], round(time.monotonic() - self._began, 3))
         self._statements[self._now.number] = statement
+        if statement and self._stdin:
+            self._inputs[self._now.number] = self._stdin
         if line:
-            self._last_statement = self._now.number
+            self._last_statement, self.tree.divided = self._now.number, 0
+        if not self.tree.most:
+            self._unkept("a fork keeps no states")
+        return bool(self.tree.most)
+
+    def _line(self, line: int, function: str, text: str) -> bool:
+        """Note the line of a function that comes now. What it says is a claim of the program. Return whether to keep its state."""
+        if self._operation or not self._has_room():
+            return False
+        shown, at = _printable(text), round(time.monotonic() - self._began, 3)
+        self._now = self.tree.add(self.turn, line, shown, at, function=_printable(function))
+        self.tree.divided = self._last_statement
         return True
+
+    def _has_room(self) -> bool:
+        if len(self.tree.steps) < MOST_STEPS:
+            return True
+        self._now = None
+        return False
 
     def _keep(self, process: int, lost: dict[str, Any]) -> bool:
         """Keep a copy of the guest that sleeps now, and freeze its files. Return whether its paths lead to new layers now."""
@@ -151,10 +191,13 @@ class TimelineRecorder(Attachment):
 
     def _tick(self) -> None:
         """Look at the memory while a statement runs. Called about twenty times a second."""
-        if len(self.tree.states) > 1 and (began := time.monotonic()) >= self._look_at:
-            with suppress(SandboxError):  # the run has just ended, and its states with it
-                self._thin()
-            self._look_at = time.monotonic() + _SHARE * (time.monotonic() - began)
+        if len(self.tree.states) > 1 and (began := time.monotonic()) >= self._look_at and self.exclusive.acquire(blocking=False):
+            try:
+                with suppress(SandboxError):  # the run has just ended, and its states with it
+                    self._thin()
+                self._look_at = time.monotonic() + _SHARE * (time.monotonic() - began)
+            finally:
+                self.exclusive.release()
 
     def _thin(self) -> None:
         """Give up states while there are too many, or while half of the run's memory is used."""
@@ -183,14 +226,58 @@ class TimelineRecorder(Attachment):
         step, state = self.tree.steps.get(number), self.tree.states.get(number)
         if step is None:
             raise SandboxError(f"there is no step {number}", hint=f"there are {len(self.tree.steps)}: see session.timeline")
+        if not self.tree.most:
+            raise SandboxError("a fork keeps no states of its own", hint="go back in the session that it was made from, or fork that again")
         if self._checkpoints is None:
             raise SandboxError("this session has ended, and its states with it", hint="open another")
         if state is None:
             raise SandboxError(f"the state before step {number} is not kept: {step.why}", hint="choose another step: see session.timeline")
         return self._checkpoints, state
 
+    @property
+    def rests(self) -> bool:
+        """Whether the session rests, because there are forks of it."""
+        return self._checkpoints is not None and self._checkpoints.rests
+
+    def check_awake(self) -> None:
+        """Raise `SandboxError` if the session rests."""
+        if self.rests:
+            why = "this session rests while there are forks of it: their processes lie below its own, and it could reach them"
+            raise SandboxError(why, hint="close its forks first, or make one more fork and go on in that")
+
+    def check_room(self, number: int, count: int) -> None:
+        """Raise `SandboxError` if the state before a step is not kept, or if there is no memory for so many forks of it."""
+        checkpoints, _ = self._state(number)
+        if not 0 < count <= MOST_FORKS - checkpoints.forks:
+            raise SandboxError(
+                f"a session has at most {MOST_FORKS} forks at once, and this one has {checkpoints.forks}", hint="close some of them first"
+            )
+        used = checkpoints.memory_bytes
+        needed = count * (used // _TABLES + FORK_BYTES)
+        limit = self._memory
+        if limit is not None and used + needed > limit * (1 - _LEFT):
+            why = f"{count} forks need about {needed >> 20} MB, and the session uses {used >> 20} of its {limit >> 20} MB"
+            raise SandboxError(why, hint="make fewer forks, or open the session with more memory: max_memory_mb=…")
+        free = available_memory()
+        if free is not None and needed > free:
+            raise SandboxError(
+                f"{count} forks need about {needed >> 20} MB, and this machine has {free >> 20} MB left", hint="make fewer forks"
+            )
+
+    def fork(self, number: int, launch: Launch, recorder: TimelineRecorder) -> ProcessGuest:
+        """Return a guest that goes on from the state before a step. `recorder` is its own. Raises `SandboxError`."""
+        checkpoints, state = self._state(number)
+        with self._forgetting(number):
+            return checkpoints.fork(state.process, recorder.tree.chain[0], state.chain, launch)
+
+    def for_fork(self, number: int) -> TimelineRecorder:
+        """Return the recorder of a fork of the state before a step."""
+        _, state = self._state(number)
+        return TimelineRecorder(most=0, chain=(self.tree.new_generation(), *state.chain))
+
     def rewind(self, number: int) -> Step:
         """Return to the state before a step: memory and files. Raises `SandboxError` if it is not kept."""
+        self.check_awake()
         checkpoints, state = self._state(number)
         generation = self.tree.new_generation()
         with self._forgetting(number):
@@ -223,6 +310,11 @@ class TimelineRecorder(Attachment):
             raise SandboxError(why, hint=f"go back to step {start}, and go on from there yourself")
         return start, "".join(f"{self._statements[each]}\n" for each in steps)
 
+    def commands(self, number: int) -> list[tuple[Step, str, bytes]]:
+        """Return the statements to run again, as `again` does, one by one: its step, the statement, and the input of its turn."""
+        _, way = self.tree.way_to(number)
+        return [(self.tree.steps[each], self._statements[each], self._inputs.get(each, b"")) for each in way if self._statements[each]]
+
     def differences(self, old: int, new: int) -> dict[str, str]:
         """Return the files that differ between the states before two steps."""
         (checkpoints, before), (_, after) = self._state(old), self._state(new)
@@ -230,6 +322,7 @@ class TimelineRecorder(Attachment):
 
     def look(self, number: int, kind: str, words: str = "", *, seconds: float = LOOK_SECONDS) -> dict[str, Any]:
         """Ask the state before a step something. It does not change, whatever the answer takes. Raises `SandboxError`."""
+        self.check_awake()
         checkpoints, state = self._state(number)
         question = codec.packed({"source": f"{PREFIX}{kind}\0{words}", "stdin": b""})
         with self._forgetting(number), checkpoints.woken(state.process, self.tree.new_generation(), state.chain) as take_turn:
@@ -238,6 +331,10 @@ class TimelineRecorder(Attachment):
             case {"turn": {"value": dict(value)}}:
                 return value
         raise SandboxError("the state gave no valid answer", hint="the program may have changed how it answers")
+
+
+def _printable(text: str) -> str:
+    return "".join(each if each.isprintable() else "�" for each in text[:LONGEST_TEXT])
 
 
 def _between(lines: list[str], line: int, column: int, end: int, end_column: int) -> str:

@@ -1,7 +1,8 @@
 """The tree of a session's steps. Pure: it knows which states are kept, in which layers their files are, and which to give up first.
 
-A step is a statement; its state is the one *before* the statement. The end of a turn is a step too, without a statement. After going back
-to a step, the next one is its sibling: the old future stays reachable as another branch.
+A step is a statement; its state is the one *before* the statement. The end of a turn is a step too, without a statement, and if that is
+wanted each line that a statement executes. After going back to a step, the next one is its sibling: the old future stays reachable as
+another branch.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Step:
 
     `parent` is the step before it, 0 for the first. `text` is the statement, cut; empty at the end of a turn. `kept` says whether the state
     can be returned to at once; `lost` says what it does not hold, such as children or pipes, and `why` it was not kept. `error` is set if
-    the statement raised.
+    the statement raised. `function` is set if the step is a line within a statement: the function in which it is.
     """
 
     number: int
@@ -37,6 +38,7 @@ class Step:
     lost: tuple[str, ...] = ()
     why: str = ""
     error: str = ""
+    function: str = ""
 
 
 @dataclass
@@ -49,20 +51,26 @@ class State:
 
 @dataclass
 class StepTree:
-    """The steps of a session. `here` is the step whose state the program was last in."""
+    """The steps of a session. `here` is the step before the next one; `present` has the state in which the program is between turns."""
 
     most: int = 100  # states that are kept at once
     steps: dict[int, Step] = field(default_factory=dict)
     states: dict[int, State] = field(default_factory=dict)
     here: int = 0  # the parent of the next step
+    returned: int = 0  # the step that was returned to, until the next one
+    returns: dict[int, int] = field(default_factory=dict)  # of steps that followed a return: to which step
+    divided: int = 0  # the step of the statement that runs, once a line of it is a step
+    present: int = 0  # the end of the last turn, or the step that was returned to
     chain: tuple[str, ...] = ("1",)  # the layers of now, newest first
     generations: int = 1
 
-    def add(self, turn: int, line: int, text: str, at: float) -> Step:
+    def add(self, turn: int, line: int, text: str, at: float, *, function: str = "") -> Step:
         """Add the step that comes now."""
         number = len(self.steps) + 1
-        step = self.steps[number] = Step(number, self.here, turn, line, text, at)
-        self.here = number
+        step = self.steps[number] = Step(number, self.here, turn, line, text, at, function=function)
+        if self.returned:
+            self.returns[number], self.returned = self.returned, 0
+        self.here = self.present = number
         return step
 
     def change(self, number: int, **fields: Any) -> Step:
@@ -84,16 +92,17 @@ class StepTree:
 
     def return_to(self, number: int, chain: tuple[str, ...]) -> None:
         """Go back to the state before a step: the next step is its sibling."""
-        self.here = self.steps[number].parent
+        self.here, self.present = self.steps[number].parent, number
+        self.returned = number
         self.chain = chain
 
     def least_wanted(self) -> int:
         """Return the step whose state is given up first.
 
-        Kept longest are the states near the present, before errors, and the first one. Further back every second, fourth, eighth… stays:
-        the one with the nearest neighbours goes first.
+        Kept longest are the states near the present, before errors, before the statement whose lines are steps just now, and the first
+        one. Further back every second, fourth, eighth… stays: the one with the nearest neighbours goes first.
         """
-        dear = {step.number for step in self.steps.values() if step.error}
+        dear = {self.divided, *(step.number for step in self.steps.values() if step.error)}
         numbers = sorted(self.states)
         candidates = [at for at in range(1, len(numbers) - 1) if numbers[at] not in dear] or list(range(max(1, len(numbers) - 1)))
         newest = numbers[-1]
@@ -105,14 +114,22 @@ class StepTree:
         return self.states.pop(number)
 
     def way_to(self, number: int) -> tuple[int, tuple[int, ...]]:
-        """Return the nearest step on the way to `number` whose state is kept, and the steps to run again from there; (0, ()) if none is."""
+        """Return the nearest step on the way to `number` whose state is kept, and the steps to run again from there; (0, ()) if none is.
+
+        The state before a step that followed a return is the state that was returned to. Before a line, the statement that it is in cannot
+        be run again in part: only such a return leads on from there.
+        """
         again: list[int] = []
-        for step in self.line_to(number):
-            if step.number in self.states:
-                return step.number, tuple(reversed([*again, *([step.number] if step.number != number else [])]))
-            if step.number != number:
-                again.append(step.number)
-        return 0, ()
+        at = number
+        while at and at not in self.states:
+            if at in self.returns:
+                at = self.returns[at]
+            elif self.steps[at].function:
+                return 0, ()
+            else:
+                at = next((step.number for step in self.line_to(self.steps[at].parent) if not step.function), 0)
+                again.append(at)
+        return (at, tuple(reversed(again))) if at else (0, ())
 
     def mergeable(self) -> tuple[str, str] | None:
         """Return two neighbouring layers of now, newer and older, whose difference no state needs; None unless there are many layers."""

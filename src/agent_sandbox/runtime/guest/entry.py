@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import NoReturn
 
+    from agent_sandbox.runtime.guest.shell import ShellTurns
     from agent_sandbox.runtime.guest.steps import SteppedTurns
 
-stepped_turns: type[SteppedTurns] | None = None  # set by `steps`, in a zygote that has loaded it: all its runs are sessions with a timeline
+# Set by `steps`, `shell` or `shell_steps`, in a zygote that has loaded it: all its runs are such sessions.
+session_turns: type[SteppedTurns] | type[ShellTurns] | None = None
 
 
 def run(payload: socket.socket, python: bool, ready: Callable[[], None]) -> NoReturn:
@@ -57,9 +59,11 @@ def run(payload: socket.socket, python: bool, ready: Callable[[], None]) -> NoRe
     if speaker is not None and message["talk"]["turns"]:
         turns = (
             inside.Turns(names, speaker.ask, codec.spell, script_runner.ended)
-            if stepped_turns is None
-            else stepped_turns(names, speaker, codec.spell, script_runner.ended)
+            if session_turns is None
+            else session_turns(names, speaker, codec.spell, script_runner.ended)
         )
+        if script is not None:
+            turns.main.__dict__["__file__"] = path
         script_runner.end(turns.main, turns.take())
     _run_to_its_end(path, message["source"], names)
 

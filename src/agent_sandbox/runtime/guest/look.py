@@ -1,4 +1,4 @@
-"""A look at the state of an interpreter: its variables, an expression evaluated in it, and the frames of its last error.
+"""A look at the state of an interpreter: its variables, an expression evaluated in it, and the frames of its last error, or of a line.
 
 It runs in a copy of the interpreter that is thrown away afterwards, so that whatever a `repr` or an expression does changes nothing.
 Everything that is returned is bounded.
@@ -12,35 +12,44 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from types import FrameType
     from typing import Any
 
 PREFIX = "\0look\0"  # begins a turn that is a question, followed by its kind and its words
 MOST_NAMES, LONGEST_REPR, MOST_COLUMNS, HEAD = 1000, 1000, 50, 5
+LARGEST_PIECE = 8 << 20  # bytes of a file in one answer
 LARGEST_DIGEST = 64 << 20  # bytes of a value; a larger one is compared by its description
 _HIDDEN = ("__builtins__", "ToolError")
 
 
-def answer(question: str, names: dict[str, Any], error: BaseException | None) -> dict[str, Any]:
-    """Answer a question: the value is data. Output of the code that runs meanwhile is dropped."""
+def answer(question: str, names: dict[str, Any], error: BaseException | None, frame: FrameType | None = None) -> dict[str, Any]:
+    """Answer a question: the value is data. Output of the code that runs meanwhile is dropped. With a frame, its local variables count."""
     _, _, kind, words = question.split("\0", 3)
     out, sys.stdout, sys.stderr = (sys.stdout, sys.stderr), io.StringIO(), io.StringIO()
     try:
         if kind == "variables":
             return {"variables": described(names)}
         if kind == "digests":
-            return {"digests": {name: _digest(value) for name, value in _shown(names)}}
+            return {"digests": {name: _digest(value) for name, value in _shown({**names, **_qualified(frame, names)})}}
         if kind == "frames":
-            return {"frames": _frames(error)}
+            return {"frames": _frames(error) if frame is None else _callers(frame)}
         if kind == "read":
-            with open(words, "rb") as file:
-                return {"content": file.read(16 << 20)}
+            return _piece(*words.split("\0"))
         if kind == "list":
             return {"names": sorted(os.listdir(words))[:10_000]}
-        return {"value": description(eval(words, names))}
+        return {"value": description(eval(words, names if frame is None else {**names, **frame.f_locals}))}
     except BaseException as raised:
         return {"raised": f"{type(raised).__name__}: {_text(raised)}"}
     finally:
         sys.stdout, sys.stderr = out
+
+
+def _piece(path: str, start: str) -> dict[str, Any]:
+    """Return a piece of a file from a place on, and whether more follows: one message does not hold a large file."""
+    with open(path, "rb") as file:
+        file.seek(int(start))
+        content = file.read(LARGEST_PIECE)
+        return {"content": content, "more": len(content) == LARGEST_PIECE and bool(file.read(1))}
 
 
 def described(names: dict[str, Any]) -> list[dict[str, Any]]:
@@ -122,9 +131,30 @@ def _cut(text: str) -> str:
 def _frames(error: BaseException | None) -> list[dict[str, Any]]:
     frames, trace = [], error.__traceback__ if error is not None else None
     while trace is not None:
-        code = trace.tb_frame.f_code
-        if not code.co_filename.endswith("runtime/guest/steps.py"):
-            local = trace.tb_frame.f_locals
-            frames.append({"function": code.co_name, "file": code.co_filename, "line": trace.tb_lineno, "variables": described(local)})
+        frames += _described_frame(trace.tb_frame, trace.tb_lineno)
         trace = trace.tb_next
     return frames[-100:]
+
+
+def _callers(frame: FrameType | None) -> list[dict[str, Any]]:
+    """Describe a frame and those that called it, outermost first, up to the turn."""
+    frames: list[dict[str, Any]] = []
+    while frame is not None and len(frames) < 100 and (described := _described_frame(frame, frame.f_lineno)):
+        frames += described
+        frame = frame.f_back
+    return frames[::-1]
+
+
+def _described_frame(frame: FrameType, line: int) -> list[dict[str, Any]]:
+    """Describe a frame, unless it is one of ours."""
+    code = frame.f_code
+    if code.co_filename.endswith("runtime/guest/steps.py"):
+        return []
+    return [{"function": code.co_name, "file": code.co_filename, "line": line, "variables": described(dict(frame.f_locals))}]
+
+
+def _qualified(frame: FrameType | None, names: dict[str, Any]) -> dict[str, Any]:
+    """Return the local variables of a frame, each with the name of its function in front."""
+    if frame is None or frame.f_locals is names:
+        return {}
+    return {f"{frame.f_code.co_name}.{name}": value for name, value in frame.f_locals.items()}

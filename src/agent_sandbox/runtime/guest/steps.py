@@ -1,7 +1,8 @@
-"""A session's turns, statement by statement, with a checkpoint before each statement that the host wants one for.
+"""A session's turns, statement by statement, with a checkpoint before each statement that the host wants one for, and before each line.
 
 A checkpoint is a copy of this process that sleeps. Init wakes it; then a copy of the copy goes on from there, and the checkpoint sleeps
-again. Nothing here is trusted by the host: a program that tampers with it spoils its own timeline and no other.
+again. A checkpoint can be made to fork, too: then the copy of the copy is in namespaces of its own, with other streams and another line to
+the host. Nothing here is trusted by the host: a program that tampers with it spoils its own timeline and no other.
 
 What a copy has: all memory, the working directory, and regular files open at the same place. It has no threads, no children, and no pipes
 and sockets of its own: their other ends are with whoever has them now.
@@ -17,23 +18,33 @@ import os
 import signal
 import stat
 import sys
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 from agent_sandbox._fast.values import TYPE_CHECKING
+from agent_sandbox.kernel import namespaces, wire
 from agent_sandbox.kernel import syscalls as sc
-from agent_sandbox.kernel.kept_processes import WAKING
-from agent_sandbox.runtime.guest import entry, look
-from agent_sandbox.runtime.guest_rpc.client import Speaker
+from agent_sandbox.kernel.kept_processes import SPLITTING, WAKING
+from agent_sandbox.kernel.syscall_rules import FORK_FLAGS
+from agent_sandbox.kernel.wire import FORKED, READY
+from agent_sandbox.runtime.guest import entry, look, script_runner
+from agent_sandbox.runtime.guest.line_tracer import LineTracer
+from agent_sandbox.runtime.guest_rpc.client import Speaker, own_descriptors
 from agent_sandbox.runtime.guest_rpc.inside import Turns
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Iterator, Mapping
-    from types import CodeType
-    from typing import Any
+    from types import CodeType, FrameType
+    from typing import Any, NoReturn
+else:
+    from agent_sandbox._fast import sockets as socket
 
 _ONLY_AST = 0x400  # ast.PyCF_ONLY_AST
 _FUTURES = 0x1FFE0000  # the flags of code that `from __future__ import` sets
+_LONGEST = 500  # characters of a line or a name
 _OURS = 4  # the streams and the line to the host
+_LINE = 3
+_ALL_SIGNALS = signal.valid_signals()
 
 
 class _Woken(BaseException):
@@ -82,8 +93,13 @@ class SteppedTurns(Turns):
         ended: Callable[[BaseException], int],
     ) -> None:
         super().__init__(names, speaker.ask, spell, ended)
-        self._take_over = speaker.take_over
+        self._speaker = speaker
         self._error: BaseException | None = None  # what ended the last turn
+        self._ask, self._ended = _uninterrupted(self._ask), lambda error: ended(_without_our_frames(error))
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # an interrupt ends a turn, and not the session
+        self._frame: FrameType | None = None  # of the line before which this process was woken, until its next turn
+        self._thread_id_at = sc.thread_id_address()
+        self._count = 0  # of turns: also of those that a copy takes in the middle of one
 
     def _asked(self, question: dict[str, Any]) -> dict[str, Any]:
         answer: dict[str, Any] = marshal.loads(self._ask(self._spell(question)))
@@ -91,18 +107,23 @@ class SteppedTurns(Turns):
 
     def _turn(self, name: str, source: str, stdin: bytes) -> dict[str, Any]:
         if source.startswith(look.PREFIX):
-            return {"code": 0, "value": look.answer(source, self.main.__dict__, self._error)}
+            return {"code": 0, "value": look.answer(source, self.main.__dict__, self._error, self._frame)}
+        self._count += 1
+        name = f"<turn {self._count}>"
+        if name == FIRST_TURN:
+            name = self.main.__dict__.get("__file__", name)  # of a script, so that errors name it
         sys.stdin = io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8", errors="surrogateescape")
         self._lines.kept[name] = (len(source), None, source.splitlines(keepends=True), name)
         code, value = 0, None
-        self._error = None
+        self._error = self._frame = None
+        tracer = LineTracer(self._line_step)
         try:
             for node, last in _statements(source, name):
-                self._step(node)
-                if last is None:
-                    exec(node.compiled, self.main.__dict__)
-                else:
-                    value = eval(last, self.main.__dict__)
+                with tracer if self._step(node) else nullcontext():
+                    if last is None:
+                        exec(node.compiled, self.main.__dict__)
+                    else:
+                        value = eval(last, self.main.__dict__)
         except _Woken:
             return {"code": 0, "value": None, "woken": True}
         except BaseException as error:
@@ -119,15 +140,41 @@ class SteppedTurns(Turns):
             return {"code": 0, "value": None, "woken": True}
         return {"code": code, "value": value}
 
-    def _step(self, node: _Statement | None) -> None:
-        """Make a checkpoint before a statement, or without one at the end of the turn, if the host wants one."""
-        if os.getpid() != self._process:  # a fork of the program's own, which has no timeline
-            return
-        if self._asked({"step": [0, 0, 0, 0] if node is None else node.place})["keep"]:
-            self._keep()
+    def _step(self, node: _Statement | None) -> bool:
+        """Make a checkpoint before a statement, or without one at the end of the turn, if the host wants one.
 
-    def _keep(self) -> None:
-        """Make a checkpoint of this process, and go on. A copy of it that is woken later goes on here, too, and raises `_Woken`."""
+        Return whether the lines that the statement executes are steps, too.
+        """
+        if os.getpid() != self._process:  # a fork of the program's own, which has no timeline
+            return False
+        return bool(self._keep_at({"step": [0, 0, 0, 0] if node is None else node.place})["lines"])
+
+    def _keep_at(self, step: dict[str, Any], frame: FrameType | None = None) -> dict[str, Any]:
+        """Tell the host of a step, and make a checkpoint if it wants one. Return what it said. An interrupt waits meanwhile."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            wanted = self._asked(step)
+            if wanted["keep"]:
+                self._keep(frame)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return wanted
+
+    def _line_step(self, frame: FrameType) -> None:
+        """Make a checkpoint before a line, if the host wants one."""
+        if os.getpid() != self._process or self._speaker.busy:  # busy: it is in a signal handler, or the like, while a tool is called
+            return
+        code, line = frame.f_code, frame.f_lineno
+        lines = self._lines.kept.get(code.co_filename, (0, None, [], ""))[2]
+        text = lines[line - 1].strip() if 0 < line <= len(lines) else ""
+        self._keep_at({"line": line, "function": code.co_qualname[:_LONGEST], "text": text[:_LONGEST]}, frame)
+
+    def _keep(self, frame: FrameType | None = None) -> None:
+        """Make a checkpoint of this process, and go on. A copy of it that is woken later goes on here, too, and leaves the turn.
+
+        It raises `_Woken`. In the middle of a statement, before a line of `frame`, that would run whatever cleans up in the program: there
+        the copy takes its turns where it is, and what is under way never goes on.
+        """
         for stream in (sys.stdout, sys.stderr):  # what is in a buffer would be written by the copy, too
             with suppress(Exception):
                 stream.flush()
@@ -137,18 +184,40 @@ class SteppedTurns(Turns):
             if why := _obstacle(files):
                 raise OSError(why)
             directory, lost = os.getcwd(), _lost(held)
-            child = sc.clone(sc.CLONE_PARENT)
+            child, forked = self._copy(files, directory)
         except OSError as error:  # also if there are too many processes, or its directory has gone: the program goes on without a state
             self._asked({"unkept": error.strerror or str(error)})
             return
         if child == 0:
-            _sleep()
             self._process = os.getpid()
-            self._take_over()
-            _open_again(files, directory)
-            raise _Woken
+            self._speaker.take_over()
+            if forked:
+                self._speaker.begin()
+            else:
+                _open_again(files, directory)
+            if frame is None:
+                raise _Woken
+            self._stay(frame)
         if self._asked({"kept": child, "lost": lost})["moved"]:
             self._asked({"reopened": _open_again(files, directory)})
+
+    def _copy(self, files: list[KeptFile], directory: str) -> tuple[int, bool]:
+        """Make a copy of this process. Return its pid; in the copy 0, once it is woken, and whether it is a fork."""
+        before = _withdraw()  # already here: the copy has no moment in which the program reaches it, nor one in which waking would end it
+        forked = False
+        try:
+            if (child := sc.clone(sc.CLONE_PARENT, self._thread_id_at)) == 0:
+                forked = _sleep(files, directory, self._thread_id_at)
+        finally:
+            _come_forward(*before, forked=forked)
+        return child, forked
+
+    def _stay(self, frame: FrameType) -> NoReturn:
+        """Take turns before a line, inside the tracer's call, until there are no more."""
+        self._frame = frame
+        sys.settrace(None)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the caller's block ends only where this call returns
+        script_runner.end(self.main, sys.call_tracing(self.take, ()))
 
 
 class _Statement:
@@ -174,34 +243,107 @@ def _statements(source: str, name: str) -> Iterator[tuple[_Statement, CodeType |
     yield from found
 
 
-def _sleep() -> None:
-    """Sleep as a checkpoint. Returns in a copy, when this checkpoint is woken; the checkpoint itself never does, and ends if it fails."""
+def _sleep(files: list[KeptFile], directory: str, thread_id_at: int) -> bool:
+    """Sleep as a checkpoint. Returns in a copy, when this checkpoint is woken; the checkpoint itself never does, and ends if it fails.
+
+    Return whether the copy is a fork, which has opened its files again.
+    """
     try:
-        _sleep_until_woken()
+        return _sleep_until_woken(files, directory, thread_id_at)
     except BaseException:  # a second program must not go on
         os._exit(1)
 
 
-def _sleep_until_woken() -> None:
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as first:
-        first.write("1000")  # when memory runs out, the kernel ends states, and not the program
+def _sleep_until_woken(files: list[KeptFile], directory: str, thread_id_at: int) -> bool:
     os.setsid()  # signals to the group of the program do not reach it
-    sc.prctl(sc.PR_SET_DUMPABLE, 0)  # nor does the program reach its memory
     while True:
-        signal.sigwaitinfo({WAKING})
-        between = os.fork()  # twice, so that the copy is a child of init, which learns of its end
-        if between:
-            os.waitpid(between, 0)
-            continue
-        if os.fork():
-            os._exit(0)
-        with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as as_before:
-            as_before.write("0")
+        if signal.sigwaitinfo({WAKING, SPLITTING}).si_signo == SPLITTING:
+            if _split():
+                _become_fork(files, directory, thread_id_at)
+                return True
+        # A child of init, which learns of its end. What the program and its modules do after a fork is not done: `random` would begin a
+        # new series, and a state is to go on exactly as it was. There is one thread, so no lock is held by another.
+        elif not sc.clone(sc.CLONE_PARENT, thread_id_at):
+            os.setsid()
+            return False
+
+
+def _withdraw() -> tuple[set[signal.Signals | int], bytes]:
+    """Put this process out of the program's reach. Return what `_come_forward` needs."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ALL_SIGNALS)
+    score = _exchange_score(b"1000")  # when memory runs out, the kernel ends states, and not the program
+    sc.prctl(sc.PR_SET_DUMPABLE, 0)  # its memory is closed, and so are its files in /proc
+    return mask, score
+
+
+def _come_forward(mask: set[signal.Signals | int], score: bytes, *, forked: bool) -> None:
+    """Take back `_withdraw`. When memory runs out, states are ended first, then forks, then the session that they are of."""
+    sc.prctl(sc.PR_SET_DUMPABLE, 1)
+    _exchange_score(b"500" if forked else score)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _exchange_score(score: bytes) -> bytes:
+    """Set how soon the kernel ends this process when memory runs out. Return what it was."""
+    before = b"0"
+    with suppress(OSError), open("/proc/self/oom_score_adj", "r+b", buffering=0) as file:
+        before = file.read(32)
+        file.write(score)
+    return before
+
+
+def _split() -> bool:
+    """Make a copy of this checkpoint in new namespaces. Return whether this is the copy. The host decides whether it may be."""
+    try:
+        return sc.clone(FORK_FLAGS) == 0
+    except OSError:
+        os.write(_LINE, FORKED)  # the host sees who says it
+        return False
+
+
+def _become_fork(files: list[KeptFile], directory: str, thread_id_at: int) -> None:
+    """In the first process of a fork's pid namespace: get a view, streams and a line to the host. Return in the program, a child of it.
+
+    It gives up the power over its new namespaces, and the host makes sure of that before it lets the program begin.
+    """
+    sc.prctl(sc.PR_SET_DUMPABLE, 1)  # the host prepares it through /proc
+    namespaces.drop_capabilities()
+    _exchange_score(b"500")
+    with socket.socket(fileno=os.dup(_LINE)) as line:
+        line.sendall(FORKED)
+        _, given = wire.receive_descriptors(line, 1)
+    for number, fd in zip((_LINE, 0, 1, 2), given, strict=True):
+        os.dup2(fd, number, inheritable=number < _LINE)
+    _close_all_but({file.fd for file in files if not file.open_again()})
+    os.chdir(directory)
+    os.write(_LINE, READY)
+    if os.read(_LINE, 1) != READY:
+        os._exit(1)
+    if (program := sc.clone(0, thread_id_at)) == 0:
         os.setsid()
-        sc.prctl(sc.PR_SET_DUMPABLE, 1)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return
+    _wait_as_init(program)
+
+
+def _wait_as_init(program: int) -> NoReturn:
+    """Reap every process of this pid namespace until the program ends. Then this one ends, and the kernel ends all others.
+
+    It stays open to the program: it has nothing that the program lacks, and so its memory can be counted without a cgroup, too.
+    """
+    sc.close_range(0, 0xFFFFFFFF)
+    while True:
+        pid, status = os.waitpid(-1, 0)
+        if pid == program:
+            os._exit(os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status))
+
+
+def _close_all_but(files: set[int]) -> None:
+    """Close pipes, sockets and directories, which lead to others, and all that could not be opened again."""
+    with suppress(OSError):
+        for name in os.listdir("/proc/self/fd"):
+            if int(name) >= _OURS and int(name) not in files:
+                with suppress(OSError):
+                    os.close(int(name))
 
 
 def _held() -> list[tuple[int, str]]:
@@ -209,7 +351,7 @@ def _held() -> list[tuple[int, str]]:
     held = []
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):  # of the list itself
-            if int(name) >= _OURS:
+            if int(name) >= _OURS and int(name) not in own_descriptors:
                 held.append((int(name), os.readlink(f"/proc/self/fd/{name}")))
     return [(fd, path) for fd, path in held if not path.startswith(("/memfd:", "/proc/"))]
 
@@ -218,7 +360,16 @@ def _obstacle(files: list[KeptFile]) -> str:
     """Return why a copy of this process would not be the same; empty if it would."""
     if (threads := len(os.listdir("/proc/self/task"))) > 1:
         return f"it has {threads} threads, and a copy would have one"
+    if "mmap" in sys.modules and _shares_memory():
+        return "it has memory that all its copies share (mmap), so later changes would change this state"
     return next((f"it has {file.path} open, which was removed or replaced" for file in files if file.is_removed()), "")
+
+
+def _shares_memory() -> bool:
+    """Return whether this process has memory that it writes to and that its copies would share."""
+    with open("/proc/self/maps", "rb") as maps:
+        found = maps.read()
+    return b" rw-s " in found or b" rwxs " in found
 
 
 def _open_again(files: list[KeptFile], directory: str) -> list[str]:
@@ -240,4 +391,31 @@ def _lost(held: list[tuple[int, str]]) -> dict[str, int]:
     return {kind: count for kind, count in counted.items() if count}
 
 
-entry.stepped_turns = SteppedTurns
+FIRST_TURN = "<turn 1>"
+_FILE = (lambda: None).__code__.co_filename
+
+
+def _uninterrupted(ask: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
+    """Return a function that asks as `ask` does, and is not cut off by an interrupt: an interrupt is for the program of a turn."""
+
+    def asked(question: bytes) -> bytes:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            return ask(question)
+        finally:
+            if signal.SIGINT not in before:
+                signal.sigtimedwait({signal.SIGINT}, 0)  # one that came too late for the last turn must not end the next
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    return asked
+
+
+def _without_our_frames(error: BaseException) -> BaseException:
+    """Return the error of a turn without frames of this module below the first: an interrupt between two statements has some."""
+    trace = error.__traceback__
+    if trace is not None and trace.tb_next is not None and trace.tb_next.tb_frame.f_code.co_filename == _FILE:
+        trace.tb_next = None
+    return error
+
+
+entry.session_turns = SteppedTurns

@@ -3,12 +3,16 @@
 The guest makes a copy of itself and says its pid; init keeps it. The stagehand freezes the layers under it. To go back, init ends all other
 processes, the stagehand shows the layers of the checkpoint with a new one on top, and init wakes it. The pids come from the guest: who lies
 about them spoils their own timeline.
+
+A fork is a copy of a checkpoint in namespaces of its own. These lie below those of the session, so the session could see its processes:
+while there are forks, all its processes are stopped. The state that is to fork goes on for a moment, before the program of a fork begins.
 """
 
 from __future__ import annotations
 
 import marshal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -16,14 +20,16 @@ from contextlib import contextmanager, suppress
 from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.errors import LaunchFailed, SandboxError
 from agent_sandbox.kernel import stagehand, wire
-from agent_sandbox.kernel.wire import CLEAR, DROP, HALT, KEEP, MAIN, ORDER, RESUME, RETIRE, STAGED, WAKE
+from agent_sandbox.kernel.wire import ADOPT, CLEAR, DROP, FREEZE, HALT, KEEP, MAIN, ORDER, RESUME, RETIRE, SPLIT, STAGED, STILL, WAKE
 from agent_sandbox.runtime.base import StateNotKept
-from agent_sandbox.runtime.process.checkpoint_guard import CheckpointGuard, guard
+from agent_sandbox.runtime.process.checkpoint_guard import CheckpointGuard, guard, process_numbers
+from agent_sandbox.runtime.process.fork_handle import ForkedGuest
 from agent_sandbox.runtime.process.pump import Poller, Sink
 
 if TYPE_CHECKING:
     from typing import Any
 
+    from agent_sandbox.runtime.base import Launch
     from agent_sandbox.runtime.guest_rpc.server import Conversation
     from agent_sandbox.runtime.process.guest_handle import ProcessGuest
 
@@ -43,6 +49,11 @@ class Checkpoints:
         self._link = link
         self._guard: CheckpointGuard | None = None
         self._kept: set[int] = set()
+        self._forks: dict[ForkedGuest, str] = {}  # each with the generation of its layers
+        self._asking = threading.Lock()  # a fork may be closed by any thread
+        self._forking = threading.Lock()
+        self._waiting: tuple[int | None, bytes] = (None, b"")  # the question of the session that waits meanwhile
+        self._close_after: Callable[[], None] | None = None  # what to do when the last fork has ended
         link.settimeout(_SECONDS)
         try:
             message, _ = wire.receive(guest._control)
@@ -57,13 +68,108 @@ class Checkpoints:
 
     def guard(self) -> None:
         """Guard the checkpoints of the guest, before it has its program. Raises OSError."""
-        self._guard = guard(self._guest._payload, self._kept.__contains__)
+        self._guard = guard(self._guest._payload, self._guest.init, self._kept.__contains__)
 
     def close(self) -> None:
         """End the stagehand, and the guard: no process of the guest is left."""
         self._link.close()
         if self._guard is not None:
             self._guard.close()
+
+    @property
+    def rests(self) -> bool:
+        """Whether the processes of the session are stopped, because there are forks."""
+        return bool(self._forks)
+
+    @property
+    def forks(self) -> int:
+        """How many forks there are."""
+        return len(self._forks)
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether a page that several processes share counts once against the memory limit."""
+        return "memory" in self._guest._cgroup.enforces
+
+    def close_after_forks(self, close: Callable[[], None]) -> bool:
+        """If there are forks, return True, and call `close` when the last one has ended."""
+        with self._forking:
+            self._close_after = close if self._forks else None
+            return bool(self._forks)
+
+    def fork(self, pid: int, generation: str, chain: Sequence[str], launch: Launch) -> ForkedGuest:
+        """Make a fork of a state: a guest that goes on from there, with its files, at the same time as others. Raises `SandboxError`.
+
+        Its new files go to `generation`. From now on, and until the last fork is closed, the session itself rests. The fork
+        waits for `let_begin`.
+        """
+        with self._forking:
+            if not self._forks:
+                self._rest(pid)
+            fork = ForkedGuest(self._guest, launch, self._release)
+            self._forks[fork] = generation
+        try:
+            self._split(pid, generation, chain, fork)
+        except BaseException:
+            fork.close()
+            raise
+        return fork
+
+    def _split(self, pid: int, generation: str, chain: Sequence[str], fork: ForkedGuest) -> None:
+        guest, line = self._guest, self._guest._payload
+        assert self._guard is not None
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # the kernel then adds the pid of the first process of the fork
+        self._guard.has_forks, self._guard.splitting = True, pid
+        first: list[int] = []
+        poller = Poller()
+
+        def hear() -> bool:
+            first.append(wire.credentials(line))
+            return False
+
+        poller.add(line.fileno(), hear)
+        self._order(SPLIT, pid)
+        try:
+            self._wait_until(lambda: bool(first), poller, "it did not fork")
+        finally:
+            self._guard.splitting = 0
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
+            self._order(STILL, pid)
+            self._await("still")
+        numbers = process_numbers(first[0])
+        if len(numbers) != len(process_numbers(guest.init)) + 1 or numbers[-1] != 1:
+            why = "a fork of this state could not be made: the kernel refused it, or a limit on processes"
+            raise SandboxError(why, hint="close other forks, or allow more processes: max_processes=…")
+        self._order(ADOPT, numbers[-2])
+        fork.hand_control_to(guest._control)
+        try:
+            self._ask(stagehand.FORK, first[0], generation, list(chain))
+            fork.hand_streams_to(line)
+            self._ask(stagehand.VERIFY, first[0], fork.streams)
+        except StateNotKept as error:  # it is still kept: only forks of it are refused
+            raise SandboxError(f"a fork of this state could not be made: {error.__cause__}", hint="choose another state") from None
+
+    def _rest(self, pid: int) -> None:
+        self._order(FREEZE, pid)
+        self._await("halted")
+        said = self._talk.said
+        self._waiting = self._talk.set_aside(), said or b""
+
+    def _release(self, fork: ForkedGuest) -> None:
+        """Forget a fork that is closed. After the last one, the session goes on, or is closed if it was to be."""
+        with self._forking:
+            with suppress(SandboxError, OSError):  # the run has ended, and its layers with it
+                self._ask(stagehand.DISCARD, self._forks.pop(fork))
+            if self._forks:
+                return
+            close, self._close_after = self._close_after, None
+            if self._guard is not None:
+                self._guard.has_forks = False
+            if close is None:
+                self._talk.return_to(*self._waiting)
+                self._order(RESUME)
+        if close is not None:
+            close()
 
     @property
     def memory_bytes(self) -> int:
@@ -150,8 +256,9 @@ class Checkpoints:
             self._guest._control.sendall(ORDER.pack(kind, pid))
 
     def _ask(self, order: str, *words: Any) -> Any:
-        self._link.send(marshal.dumps((order, *words)))
-        return self._answer()
+        with self._asking:
+            self._link.send(marshal.dumps((order, *words)))
+            return self._answer()
 
     def _answer(self) -> Any:
         try:
@@ -162,7 +269,7 @@ class Checkpoints:
             self._guest.kill()
             raise SandboxError(f"this session has ended: {value}", hint="open another session")
         if kind == "failed":
-            raise StateNotKept(f"its files could not be kept: {value}", hint="choose another state")
+            raise StateNotKept(f"its files could not be kept: {value}", hint="choose another state") from OSError(value)
         return value
 
     def _await(self, kind: str) -> None:

@@ -553,8 +553,8 @@ class ProcessGuest:
         return self._exit({})
 
     def close(self) -> None:
-        """Kill the guest if it runs, wait until it has ended, and free its resources. Idempotent."""
-        if self._control.fileno() < 0:
+        """Kill the guest if it runs, wait until it has ended, and free its resources; with forks, after the last of them. Idempotent."""
+        if self._control.fileno() < 0 or (self.checkpoints is not None and self.checkpoints.close_after_forks(self.close)):
             return
         self.settle()
         if self._observer is not None:

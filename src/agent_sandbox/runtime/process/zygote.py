@@ -32,8 +32,8 @@ else:
     from agent_sandbox._fast import sockets as socket
 
 # Numeric libraries start a thread per core on import. A fork has only one thread, so a product of two matrices would wait there for ever.
-_ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
-_ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/", **_ONE_THREAD}
+ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
+_ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/", **ONE_THREAD}
 _PROGRAM = "agent_sandbox.runtime.process.zygote_program"
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from {} import main; main()"
 _PACKAGE_ROOT = os.path.abspath(__file__).removesuffix("/agent_sandbox/runtime/process/zygote.py")
@@ -230,6 +230,19 @@ def _send(link: socket.socket, order: bytes, descriptors: Sequence[int]) -> None
             socket.send_fds(link, [order], list(descriptors))
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+_ready: list[Zygote] = []  # forked ahead, by a process that knows that it will need one
+
+
+def keep_ready() -> None:
+    """Fork a zygote ahead of its use. The caller must have one thread."""
+    _ready.append(Zygote(None))
+
+
+def forked() -> Zygote:
+    """Return a zygote that is a fork of the caller, which must have one thread: the one that is ready, or a new one."""
+    return _ready.pop() if _ready else Zygote(None)
 
 
 def argv_for(program: str, *words: str) -> list[str]:
