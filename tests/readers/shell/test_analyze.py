@@ -214,3 +214,12 @@ def test_what_escapes_stand_for_is_what_is_run(line: str, tools: tuple[str, ...]
 )
 def test_what_a_shell_would_make_of_it_is_not_guessed(line: str) -> None:
     assert understand(line).unknown
+
+
+@pytest.mark.parametrize(
+    "line", ["ls() { rm x; }", "alias ls='rm x'", "f() { g() { rm x; }; }", "f() { f; rm x; }", "if true; then ls() { rm x; }; fi"]
+)
+def test_what_later_lines_of_a_shell_may_use_is_read_where_it_is_defined(line: str) -> None:
+    alone, followed = understand(line), understand(line, goes_on=True)
+    assert "rm" not in alone.tools and not alone.unknown, "nothing of this line calls it"
+    assert "rm" in followed.tools and any("later commands may" in each for each in followed.unknown)

@@ -51,9 +51,13 @@ _DECLARES = frozenset({"export", "declare", "typeset", "local", "readonly"})
 _COMPUTES = _DECLARES | {"let", "test", "[", "unset", "read", "mapfile", "readarray", "wait"}
 
 
-def understand(text: str, *, effects: bool = True) -> Understanding:
-    """Return the tools and effects of a command line, as bash would read it. `effects=False` skips the effects of known tools."""
-    reading = _Reading(effects)
+def understand(text: str, *, effects: bool = True, goes_on: bool = False) -> Understanding:
+    """Return the tools and effects of a command line, as bash would read it. `effects=False` skips the effects of known tools.
+
+    `goes_on` says that later command lines run in the same shell. Functions and aliases are then read where they are defined, and named as
+    unknown: a later line that uses them is read without this one.
+    """
+    reading = _Reading(effects, goes_on)
     try:
         reading.script(text)
     except Unreadable as error:
@@ -71,8 +75,9 @@ def understand_argv(argv: Sequence[str], *, effects: bool = True) -> Understandi
 
 
 class _Reading:
-    def __init__(self, effects: bool) -> None:
+    def __init__(self, effects: bool, goes_on: bool = False) -> None:
         self._effects = effects
+        self._goes_on = goes_on
         self._uses: dict[Use, None] = {}
         self._unknown: dict[str, None] = {}
         self._variables: dict[str, str | None] = {}
@@ -128,6 +133,9 @@ class _Reading:
                 self._simple(command, before)
             case FunctionDefinition(name=name, body=body):
                 self._functions[name] = body
+                if self._goes_on:
+                    self._miss(f"later commands may call the function {name}")
+                    self._optional_bodies((body,))
             case Compound(bodies=bodies, words=words, redirections=redirections):
                 self._substituted(words)
                 self._computed(field for word in words for field in self._expanded(word))
@@ -369,6 +377,9 @@ class _Reading:
                 if equals and name != "alias":
                     self._set(variable, Field(value, each.known))
                 if equals and name == "alias":
+                    if self._goes_on:
+                        self._miss(f"later commands may use the alias {variable}")
+                        self._inner_script(Field(value, each.known), name)
                     self._aliases[variable] = value
                 elif equals and variable.removesuffix("+").isidentifier():
                     self._assign(variable, value if each.known else None)

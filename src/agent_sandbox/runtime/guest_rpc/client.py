@@ -10,7 +10,7 @@ import _thread
 import fcntl
 import os
 
-from agent_sandbox._fast.contexts import contextmanager
+from agent_sandbox._fast.contexts import contextmanager, suppress
 from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.kernel.wire import HELLO, TALK
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _CHUNK = 1 << 18
 _LARGEST_ANSWER = 1 << 25  # a larger length means that another reader has read a part of the stream
 
+own_descriptors: set[int] = set()  # of the guest's end itself, not of the program
+
 
 class Speaker:
     """The client of a conversation, over a socket that threads and forks of this process share."""
@@ -30,7 +32,7 @@ class Speaker:
         self._line = line
         self._count = 0
         self._unread = bytearray()
-        self._turnstile = os.memfd_create("conversation", os.MFD_CLOEXEC)  # a file to lock; the kernel releases it at exit
+        self._turnstile = _turnstile()
         self._start_afresh()
         os.register_at_fork(after_in_child=self._start_afresh)
 
@@ -46,9 +48,16 @@ class Speaker:
 
     def take_over(self) -> None:
         """Take the place of the process that spoke before: a copy of it that was woken while the other waits, stopped, for an answer."""
-        os.close(self._turnstile)
-        self._turnstile = os.memfd_create("conversation", os.MFD_CLOEXEC)
+        own_descriptors.discard(self._turnstile)
+        with suppress(OSError):  # a fork has closed it
+            os.close(self._turnstile)
+        self._turnstile = _turnstile()
         self._start_afresh()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a thread asks just now."""
+        return self._lock.locked()
 
     def ask(self, question: bytes) -> bytes:
         """Send a question and return the host's answer.
@@ -94,3 +103,14 @@ class Speaker:
         taken = bytes(self._unread[:count])
         del self._unread[:count]
         return taken
+
+
+def _turnstile() -> int:
+    """Return a descriptor to lock: of a pipe that nobody uses. The kernel releases the lock at exit.
+
+    A file in memory would do, too, but there are none if only named programs may be executed.
+    """
+    reader, writer = os.pipe()
+    os.close(reader)
+    own_descriptors.add(writer)
+    return writer
