@@ -29,6 +29,7 @@ from agent_sandbox.runtime.guest_rpc.client import Speaker
 from agent_sandbox.runtime.wasm.javascript.interpreter import Broken, QuickJS, prelude
 from agent_sandbox.runtime.wasm.machine import DeterministicSettings, Inside, Instance, MemoryImage, WasmMachine
 from agent_sandbox.runtime.wasm.recipe import OURS
+from agent_sandbox.runtime.wasm.turn_loop import SESSION, TurnLoop
 from agent_sandbox.runtime.wasm.view import COMPILED, LIBRARY, LIBRARY_INSIDE, VIEW
 
 if TYPE_CHECKING:
@@ -49,11 +50,7 @@ _TALK = """
 ours = __import__("sys").modules.pop({ours})
 ours.begin({path}, {env}, {arguments}, {cwd}, seeded={seeded})
 ask, spell, talk = __import__("_host").call, ours.codec.spell, __import__("marshal").loads({talk})
-names = ours.inside.offered(talk["tools"], ask, spell)
-if talk["turns"]:
-    turns = ours.inside.Turns(names, ask, spell, ours.ended)
-    ours.end(turns.main, turns.take())
-ours.run({path}, {source}, names)
+ours.run({path}, {source}, ours.inside.offered(talk["tools"], ask, spell))
 """
 
 
@@ -142,7 +139,7 @@ class WasmGuest:
     def __init__(
         self, python: WasmMachine, images: Mapping[str, Sequence[MemoryImage]], javascript: WasmMachine, held: Mapping[str, int]
     ) -> None:
-        """Receive two copies of each image: the first stays unchanged, the second is for the rehearsal.
+        """Receive three copies of each image: for the program, for the rehearsal, and one that stays unchanged.
 
         `held` maps the names of compiled files to the descriptors under which the engine has opened them. These refer to the real files, so
         every fork replaces them by descriptors of the files in its own view.
@@ -170,7 +167,7 @@ class WasmGuest:
             enter(VIEW + message["cwd"])
             write_script(f"{VIEW}{SCRIPTS}/{message['file']}", message["source"])
             inputs = Inputs() if message["watch"] else None
-            if message["seed"] is not None:  # deterministic: a new instance, because not every guest is rehearsed
+            if message["seed"] is not None or _saved(message) is not None:  # a new instance, because not every guest is rehearsed
                 instance, interpreter, rehearsed = None, None, False
             program: Inside
             run: Callable[[], int]
@@ -179,13 +176,15 @@ class WasmGuest:
                 run = partial(script.run, f"{SCRIPTS}/{JAVASCRIPT}", message)
             else:
                 machine, program = self._python, (code := self._code(message, instance, rehearsed, inputs))
-                run = partial(code.run, _start(message, seeded=rehearsed and not _heavy(message)))
+                run = partial(code.run, _start(message, seeded=rehearsed and _image(message) == "plain"))
             ending = Counted(program, payload, inputs) if machine.counting else Ending()
             ending.begin(message.get("fuel"))
             machine.leave = ending.leave
             if "talk" in message:
                 speaker = Speaker(payload)
                 machine.door.answer = speaker.ask
+                if message["talk"]["turns"] and isinstance(program, Instance):
+                    run = self._turns(message, program, speaker, rehearsed)
                 speaker.begin()
             elif inputs is None:
                 payload.close()
@@ -209,13 +208,23 @@ class WasmGuest:
         _HEAVY.search(_start({"cwd": "/", "env": {}, "arguments": [], "source": ""}, seeded=True))
         return True
 
+    def _turns(self, message: dict[str, Any], instance: Instance, speaker: Speaker, rehearsed: bool) -> Callable[[], int]:
+        """Return the function that takes the turns of a session: a new one, or one that was saved."""
+        image = _image(message)
+        loop = TurnLoop(self._python, instance, image, self._images[image][2], speaker)
+        self._python.door.answer = loop.answer
+        if _saved(message) is not None:
+            return lambda: loop.resume(message["talk"]) or loop.run()
+        code = _start(message, seeded=rehearsed and image == "plain")
+        return lambda: loop.begin(code) or loop.run()
+
     def _code(self, message: dict[str, Any], instance: Instance | None, rehearsed: bool, inputs: Inputs | None) -> Instance:
         """Return a Python interpreter with the memory image that the program needs: `instance`, or a new one if `instance` is None."""
-        image = self._images["pandas" if _heavy(message) else "plain"][0]
+        image = self._images[_image(message)][0]
         if instance is None:
             determinism = None if message["seed"] is None else _determinism(message, image.size, inputs)
             instance = self._python.instance(_DIRECTORIES, determinism)
-        if _heavy(message) or not rehearsed:
+        if _image(message) != "plain" or not rehearsed:
             instance.become(image)
         return instance
 
@@ -257,12 +266,22 @@ def _start(message: dict[str, Any], *, seeded: bool) -> str:
         "seeded": seeded,
         "talk": codec.packed(message.get("talk")),
     }
-    code = _TALK if "talk" in message else _RUN
+    talk = message.get("talk")
+    code = _RUN if talk is None else SESSION if talk["turns"] else _TALK
     return code.format(**{name: ascii(value) for name, value in given.items()})
 
 
-def _heavy(message: dict[str, Any]) -> bool:
-    return _HEAVY.search(message["source"]) is not None
+def _image(message: dict[str, Any]) -> str:
+    """Return the name of the image that the program begins as."""
+    if (saved := _saved(message)) is not None:
+        return str(saved["image"])
+    return "pandas" if _HEAVY.search(message["source"]) else "plain"
+
+
+def _saved(message: dict[str, Any]) -> dict[str, Any] | None:
+    """Return what the supervisor says of the session that is resumed; None if there is none."""
+    resume: dict[str, Any] | None = (message.get("talk") or {}).get("resume")
+    return resume
 
 
 def _determinism(message: dict[str, Any], least: int, inputs: Inputs | None) -> DeterministicSettings:

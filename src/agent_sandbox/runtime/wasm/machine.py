@@ -9,14 +9,15 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import wasmtime
 
 from agent_sandbox._fast.values import dataclass
 from agent_sandbox.runtime.wasm.recipe import STACK
 from agent_sandbox.runtime.wasm.wasi import abi
-from agent_sandbox.runtime.wasm.wasi.abi import GuestMemory, Shim
+from agent_sandbox.runtime.wasm.wasi.abi import Call, GuestMemory, Shim
+from agent_sandbox.runtime.wasm.wasi.descriptors import NEEDED, Descriptors
 from agent_sandbox.runtime.wasm.wasi.deterministic import FUNCTIONS, PASSED_ON, Deterministic, Watch
 from agent_sandbox.runtime.wasm.wasi.listing import Listings, hand_out
 
@@ -26,7 +27,7 @@ _NOBODY, _FAULT, _DONE = -1, -2, 0  # results of `host.call`: no host listens, t
 _ADDRESS = struct.Struct("<I")
 _LARGEST = 1 << 25  # bytes of a question: more than the supervisor accepts
 _TYPES = {"i": wasmtime.ValType.i32(), "l": wasmtime.ValType.i64()}
-_FIRST_DIRECTORY = 3  # descriptor of a program's first preopened directory
+FIRST_DIRECTORY = 3  # descriptor of a program's first preopened directory
 _NO_END = (1 << 63) - 1  # fuel without a limit: lasts for centuries
 
 
@@ -35,6 +36,7 @@ class Door:
 
     def __init__(self) -> None:
         self.answer: Callable[[bytes], bytes] | None = None
+        self.depth = 0  # of the last question: an address in the program's stack
 
     def __call__(self, caller: wasmtime.Caller, at: int, length: int, answer_at: int, length_at: int) -> int:
         """Answer the question of `length` bytes at address `at`. Write the answer's address to `answer_at`, its length to `length_at`.
@@ -50,6 +52,7 @@ class Door:
         size = memory.data_len(caller)
         if length > _LARGEST or at + length > size or max(answer_at, length_at) + _ADDRESS.size > size:
             return _FAULT
+        self.depth = answer_at
         try:
             answer = self.answer(bytes(memory.read(caller, at, at + length)))
         except (OSError, RuntimeError):  # the supervisor has closed its end
@@ -117,8 +120,9 @@ class WasmMachine:
         self.leave: Callable[[int], None] = os._exit  # called with the exit code when the program ends itself
         self._current: Inside
         self._listings: Listings | None = None
+        self._apart: tuple[dict[str, Call], GuestMemory] | None = None  # functions of the engine on memory that is not the program's
         self._deterministic: Deterministic | None = None
-        self._listing = Shim(engine, ("fd_readdir",), own_memory=True)
+        self._beside = Shim(engine, ("fd_readdir", *NEEDED), own_memory=True)
         self._passing = Shim(engine, PASSED_ON)
         linker = wasmtime.Linker(engine)
         linker.define_wasi()
@@ -167,23 +171,46 @@ class WasmMachine:
         for real, inside in directories:
             wasi.preopen_dir(real, inside)
         store.set_wasi(wasi)
-        self._listings = self._deterministic = None
+        self._listings = self._apart = self._deterministic = None
         if determinism is None:
             self._current = instance = kind(store, self._ready.instantiate(store))
             return instance
         if determinism.memory_bytes is not None:
             store.set_limits(memory_size=determinism.memory_bytes)
         self._current = instance = kind(store, self._ready_to_repeat.instantiate(store))
-        given = {_FIRST_DIRECTORY + index: real for index, (real, _) in enumerate(directories)}
+        given = {FIRST_DIRECTORY + index: real for index, (real, _) in enumerate(directories)}
         engine, memory = self._passing.instance(store, self._current.exported_memory)
         self._deterministic = Deterministic(determinism.seed, given, engine, memory, self._lists(), determinism.watch)
         return instance
 
     def _lists(self) -> Listings:
         if self._listings is None:
-            functions, memory = self._listing.instance(self._current.store, self._current.exported_memory)
+            functions, memory = self._functions_apart()
             self._listings = Listings(functions["fd_readdir"], memory)
         return self._listings
+
+    def _functions_apart(self) -> tuple[dict[str, Call], GuestMemory]:
+        if self._apart is None:
+            self._apart = self._beside.instance(self._current.store, self._current.exported_memory)
+        return self._apart
+
+    @property
+    def descriptors(self) -> Descriptors:
+        """The open descriptors of the newest instance."""
+        return Descriptors(*self._functions_apart())
+
+    def save_calls(self) -> dict[str, Any]:
+        """Return, as JSON data, what our own system calls remember of the newest instance: listings, and the state of determinism."""
+        saved: dict[str, Any] = {"listings": self._lists().save()}
+        return saved if self._deterministic is None else {**saved, "deterministic": self._deterministic.save()}
+
+    def restore_calls(self, saved: dict[str, Any]) -> None:
+        """Continue as `save_calls` says. Raises ValueError, KeyError or TypeError for anything else."""
+        self._lists().restore(saved["listings"])
+        if ("deterministic" in saved) != (self._deterministic is not None):
+            raise ValueError("it is deterministic, and the session is not, or the other way round")
+        if self._deterministic is not None:
+            self._deterministic.restore(saved["deterministic"])
 
     def _list(self, fd: int, address: int, length: int, cookie: int, used: int) -> int:
         listings = self._lists()
@@ -237,13 +264,17 @@ class Instance(Inside):
         assert isinstance(turn, wasmtime.Func) and isinstance(alloc, wasmtime.Func)
         self._turn, self._alloc = turn, alloc
 
+    def grow(self, size: int) -> None:
+        """Make the memory `size` bytes large; it never shrinks. Raises wasmtime.WasmtimeError at its limit."""
+        missing = size - self.exported_memory.data_len(self.store)
+        if missing > 0:
+            self.exported_memory.grow(self.store, missing // PAGE)
+
     def become(self, image: MemoryImage) -> None:
         """Replace this interpreter's memory by an image. The mapping is moved: an image can be used once."""
         from agent_sandbox.kernel.memory import move_over  # needs Linux; the compiler does not
 
-        missing = image.size - self.exported_memory.data_len(self.store)
-        if missing > 0:
-            self.exported_memory.grow(self.store, missing // PAGE)
+        self.grow(image.size)
         move_over(image.address, image.size, self.exported_memory.get_buffer_ptr(self.store))
 
     def run(self, code: str) -> int:

@@ -90,7 +90,8 @@ def _is_file(fd: int, file: os.stat_result) -> bool:
 def _mapped(entry: CachedFile) -> list[tuple[int, int]]:
     """Map an image from a sealed copy in memory, so that guests get the checked content even if the file changes.
 
-    Return address and size of two mappings: one stays unchanged, the other is for the rehearsal.
+    Return address and size of three mappings: for the program, for the rehearsal, and one that stays unchanged. Each costs nothing until
+    it is read or written.
     """
     copy = os.memfd_create("wasm-image", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
@@ -98,6 +99,6 @@ def _mapped(entry: CachedFile) -> list[tuple[int, int]]:
             pass
         wire.seal(copy)
         size = os.fstat(copy).st_size
-        return [(memory.map_privately(copy, size), size) for _ in range(2)]
+        return [(memory.map_privately(copy, size), size) for _ in range(3)]
     finally:
         os.close(copy)

@@ -23,6 +23,8 @@ SIGNATURES = {
     "fd_read": "iiii",
     "fd_readdir": "iiili",
     "fd_renumber": "ii",
+    "fd_seek": "ilii",
+    "fd_tell": "ii",
     "path_create_directory": "iii",
     "path_filestat_get": "iiiii",
     "path_filestat_set_times": "iiiilli",
@@ -38,7 +40,7 @@ SIGNATURES = {
 
 OK, BAD_FD, INVALID = 0, 8, 28  # __WASI_ERRNO_*
 FOLLOW = 1  # a lookup flag
-CREATE, TRUNCATE = 1, 8  # open flags
+CREATE, OPEN_DIRECTORY, TRUNCATE = 1, 2, 8  # open flags
 RIGHT_TO_WRITE = 1 << 6  # a right of a descriptor
 DIRECTORY = 3  # a file type
 ACCESSED, ACCESSED_NOW, MODIFIED, MODIFIED_NOW = 1, 2, 4, 8  # which times to set
@@ -46,6 +48,7 @@ ACCESSED, ACCESSED_NOW, MODIFIED, MODIFIED_NOW = 1, 2, 4, 8  # which times to se
 WORD = struct.Struct("<I")
 LONG = struct.Struct("<Q")
 VECTOR = struct.Struct("<II")  # address, length
+FDSTAT = struct.Struct("<BxH4xQQ")  # type, flags, rights, rights of what is opened in it
 FILESTAT = struct.Struct("<QQB7xQQQQQ")  # device, inode, type, links, size, accessed, modified, changed
 DIRENT = struct.Struct("<QQIB3x")  # next cookie, inode, length of the name, type; the name follows
 

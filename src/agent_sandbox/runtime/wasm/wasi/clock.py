@@ -42,6 +42,14 @@ class VirtualClock:
         """Advance time by the duration of a sleep."""
         self._elapsed = min(self._elapsed + nanoseconds, (1 << 63) - START_NS)
 
+    def save(self) -> list[int]:
+        """Return the state as JSON data."""
+        return [self._elapsed, self._worked]
+
+    def restore(self, saved: list[int]) -> None:
+        """Go on from a saved state. Raises ValueError or TypeError for anything else."""
+        self._elapsed, self._worked = (_checked(each, (1 << 63) - START_NS) for each in saved)
+
     def _shows(self, which: int) -> int | None:
         match which:
             case 0:
@@ -65,3 +73,17 @@ class Stream:
         """Return the next `length` random bytes."""
         self._taken += 1
         return hashlib.shake_256(self._key + self._taken.to_bytes(8, "little")).digest(length)
+
+    def save(self) -> int:
+        """Return the number of requests so far."""
+        return self._taken
+
+    def restore(self, saved: int) -> None:
+        """Go on after this number of requests. Raises ValueError or TypeError for anything else."""
+        self._taken = _checked(saved, (1 << 64) - 1)
+
+
+def _checked(number: object, most: int) -> int:
+    if not isinstance(number, int) or not 0 <= number <= most:
+        raise ValueError("a number of its clock is out of range")
+    return number

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from agent_sandbox.runtime.wasm.wasi import abi
 from agent_sandbox.runtime.wasm.wasi.abi import (
@@ -74,6 +75,16 @@ class Deterministic:
         self._engine, self._memory, self._listings, self._watch = engine, memory, listings, watch
         for fd, path in directories.items():
             self._names.opened(fd, path)
+
+    def save(self) -> dict[str, Any]:
+        """Return the state of clock, randomness and files as JSON data."""
+        return {"clock": self._clock.save(), "random": self._random.save(), "files": self._names.save()}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Go on from a saved state. Raises ValueError, KeyError, IndexError or TypeError for anything else."""
+        self._clock.restore(saved["clock"])
+        self._random.restore(saved["random"])
+        self._names.restore(saved["files"])
 
     # Time and randomness
 

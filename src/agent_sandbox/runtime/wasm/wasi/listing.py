@@ -7,7 +7,9 @@ numbers and times.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from typing import Any
 
 from agent_sandbox._fast.values import dataclass
 from agent_sandbox.runtime.wasm.wasi.abi import DIRENT, OK, OWN_BYTES, WORD, Call, GuestMemory, unsigned
@@ -54,6 +56,17 @@ class Listings:
     def kept(self, fd: int) -> Sequence[DirectoryEntry] | None:
         """Return the entries set for this descriptor; None if its listing has not begun."""
         return self._kept.get(fd)
+
+    def save(self) -> list[Any]:
+        """Return the listings as JSON data."""
+        return [[fd, [[each.name.hex(), each.number, each.type] for each in entries]] for fd, entries in self._kept.items()]
+
+    def restore(self, saved: list[Any]) -> None:
+        """Set the listings that were saved. Raises ValueError or TypeError for anything else."""
+        self._kept = {
+            int(fd): [DirectoryEntry(bytes.fromhex(name), int(number), int(kind)) for name, number, kind in entries]
+            for fd, entries in saved
+        }
 
     def forget(self, fd: int) -> None:
         """Drop the listing of a closed descriptor."""
@@ -172,6 +185,33 @@ class FileTable:
                 opened.path = new + opened.path[len(old) :]
         self._parent_touched(old)
         self._parent_touched(new)
+
+    def save(self) -> dict[str, Any]:
+        """Return the table as JSON data. Names of one file stay names of one file."""
+        used: dict[int, int] = {}  # the place of each file in `files`
+        files: list[list[int]] = []
+        for file in (*self._files.values(), *(opened.file for opened in self.open.values())):
+            if id(file) not in used:
+                used[id(file)] = len(files)
+                files.append([file.number, file.accessed, file.modified, file.changed, int(file.ours)])
+        return {
+            "files": files,
+            "paths": [[os.fsencode(path).hex(), used[id(file)]] for path, file in self._files.items()],
+            "open": [[fd, os.fsencode(opened.path).hex(), used[id(opened.file)], int(opened.writable)] for fd, opened in self.open.items()],
+            "last": self._last_number,
+        }
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Set the table that was saved. Raises ValueError, KeyError, IndexError or TypeError for anything else."""
+        files = [
+            UsedFile(int(number), int(read), int(written), int(touched), bool(ours))
+            for number, read, written, touched, ours in saved["files"]
+        ]
+        self._files = {os.fsdecode(bytes.fromhex(path)): files[place] for path, place in saved["paths"]}
+        self.open = {
+            int(fd): OpenFile(os.fsdecode(bytes.fromhex(path)), files[place], bool(writable)) for fd, path, place, writable in saved["open"]
+        }
+        self._last_number = int(saved["last"])
 
     def touched(self, file: UsedFile) -> None:
         """Set the times of a file that was written to just now."""
