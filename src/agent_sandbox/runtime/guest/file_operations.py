@@ -140,13 +140,13 @@ def _list(request: dict[str, Any], path: bytes, given: BinaryIO, write: Callable
 
 
 def _stat(request: dict[str, Any], path: bytes, given: BinaryIO, write: Callable[[bytes], object]) -> str:
-    write(_described(path, os.path.basename(path)))
+    write(_described(path, os.path.basename(path), follow=request["follow"]))
     return "done"
 
 
-def _described(path: bytes, name: bytes) -> bytes:
+def _described(path: bytes, name: bytes, *, follow: bool = False) -> bytes:
     """Return a line about an entry: its kind, size, mode and time of change in nanoseconds; its name and its target in hexadecimal."""
-    status = os.lstat(path)
+    status = os.stat(path) if follow else os.lstat(path)
     kind, target = _kind(status), b""
     if kind == "link":
         target = os.fsencode(os.readlink(path))
