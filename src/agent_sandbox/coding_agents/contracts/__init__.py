@@ -1,0 +1,1 @@
+"""The hook contracts of coding agents, one file for each program."""
