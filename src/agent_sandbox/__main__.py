@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+
 from agent_sandbox._fast.finder import load_quickly
 
 if __name__ == "__main__":
     load_quickly()
-    from agent_sandbox.cli.main import program  # after the line above, which makes its loading quicker
+    # After the line above, which makes their loading quicker.
+    if sys.argv[1:2] == ["hook"]:  # it starts for every tool call of a coding agent, and needs little of the rest
+        from agent_sandbox.cli.commands.hook import program
+    else:
+        from agent_sandbox.cli.errand import program
 
     program()

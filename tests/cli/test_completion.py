@@ -124,3 +124,10 @@ def test_kept_experiments_are_offered(state: Path) -> None:
     for name in ("0123456789ab", ".lock", "$(id)"):
         (state / "experiments" / name).mkdir(parents=True)
     assert candidates(["try", ""]) == ("0123456789ab",)
+
+
+def test_held_sessions_are_offered(state: Path) -> None:
+    for name in ("t01abcd", ".lock", "$(id)"):
+        (state / "timelines" / name).mkdir(parents=True)
+    assert candidates(["inspect", ""]) == candidates(["timeline", "t"]) == ("t01abcd",)
+    assert candidates(["run", "--in", ""]) == ("t01abcd", "last")

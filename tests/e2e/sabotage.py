@@ -295,7 +295,7 @@ def devices_can_be_made() -> None:
 @sabotage("kernel-settings", root=True)
 def settings_open() -> None:
     no_user_namespace()
-    mount_steps._seal_proc = nothing
+    mount_steps.seal_proc = nothing
 
 
 @sabotage("private-mounts")

@@ -129,5 +129,5 @@ def test_the_completion_script_is_one_that_bash_accepts_and_knows_the_verbs(shel
     done = shell("run", "bash -n /dev/stdin && echo fine", stdin=script)
     assert done.stdout == b"fine\n"
     verbs = shell("completion", "words", "--", "").stdout.split()
-    assert b"doctor" in verbs and b"promote" in verbs and b"timeline" not in verbs
+    assert b"doctor" in verbs and b"promote" in verbs and b"image" not in verbs
     assert b"--throw-away" in shell("completion", "words", "--", "run", "--").stdout.split()

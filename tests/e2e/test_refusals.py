@@ -6,7 +6,7 @@ import pytest
 
 from tests.e2e.program import Shell, words
 
-VERBS = ["timeline", "rewind", "fork", "serve", "mcp"]
+VERBS = ["exec", "logs", "stop", "image"]
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -19,8 +19,9 @@ from tests.patience import until
 
 SCHEMAS = Path(__file__).resolve().parents[2] / "docs" / "schemas"
 NOT_PRINTED = {"interrupted"}  # after a signal
-NOT_EVERYWHERE = {"log-checkpoint", "policy-learn"}  # where the extra or the observer is missing, they are refused
+NOT_EVERYWHERE = {"log-checkpoint", "policy-learn", "fork"}  # where the extra, the observer or live forks are missing, they are refused
 ELSEWHERE = {"replay", "setup", "verify"}  # in the other tests, and in test_verify
+ANSWERING = {"hook"}  # what it prints is an answer in the form of another program
 ALSO_TYPED = {"simulate", "apply"}  # the same verbs as sim and promote
 
 SEQUENCE: tuple[tuple[str, ...], ...] = (
@@ -44,6 +45,7 @@ SEQUENCE: tuple[tuple[str, ...], ...] = (
     ("run", "--nonsense", "true"),
     ("run", "--diff", "echo x > other"),
     ("shell",),
+    ("mcp",),
     ("code", "code.py"),
     ("diff",),
     ("diff", "--all"),
@@ -54,6 +56,17 @@ SEQUENCE: tuple[tuple[str, ...], ...] = (
     ("try", "a=echo x > tried", "b=exit 3", "--check", "echo 1..1; echo ok 1", "--side-by-side"),
     ("try",),
     ("try", "0123"),
+    ("run", "--timeline", "code.py"),
+    ("timeline",),
+    ("timeline", "--all"),
+    ("rewind", "1"),
+    ("inspect",),
+    ("inspect", "1", "--eval", "6 * 7"),
+    ("inspect", "--list", "."),
+    ("inspect", "--file", "binary"),
+    ("inspect", "1", "2", "--diff"),
+    ("fork",),
+    ("timeline", "--all", "--end"),
     ("snapshot", "first"),
     ("snapshots",),
     ("rollback",),
@@ -85,7 +98,13 @@ SEQUENCE: tuple[tuple[str, ...], ...] = (
     ("log", "--limit", "none"),
     ("log", "verify"),
     ("log", "checkpoint"),
+    ("checkpoints",),
+    ("serve", "--status"),
     ("replay", "no-such-record"),
+    ("connect", "claude", "--scope", "project", "--dry-run"),
+    ("connect", "emacs"),
+    ("agent", "--", "no-such-agent"),
+    ("shell-prefix", "--", "cat file"),
 )
 
 
@@ -124,7 +143,7 @@ def test_every_verb_prints_one_document_that_its_schema_describes(prepared: Shel
     printed = {document["schema"].split("/")[1] for document in (*(document for _, document in documents), carried)}
     assert {path.stem for path in SCHEMAS.glob("*.json")} - printed - NOT_EVERYWHERE == NOT_PRINTED | ELSEWHERE
     verbs = {line[0] for line, _ in documents} | ELSEWHERE
-    assert verbs | ALSO_TYPED == {name for name, verb in VERBS.items() if not verb.later}
+    assert verbs | ALSO_TYPED | ANSWERING == {name for name, verb in VERBS.items() if not verb.later}
 
 
 def test_a_question_that_waits_is_listed_and_answered_as_a_document(prepared: Shell) -> None:

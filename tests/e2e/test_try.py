@@ -1,6 +1,7 @@
 """`try` as its users meet it: three approaches to a failing test, tried at once, and the winner made real.
 
-The story is told on `referencing`, a real project whose package holds its own test-suite, and which our own tests need anyway.
+The story is told on `referencing`, a real project whose package holds its own test-suite, and which our own tests need anyway; and on the
+source distribution of `toolz`, which has a bug.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from tests.e2e.program import Shell, processes_with, tree, words
 from tests.e2e.sitting import sitting
 from tests.leftovers import LOOK_AGAIN_SECONDS, adopting, left_since, traces
 from tests.patience import Patience
+from tests.sdists import TOOLZ
 
 FAULT = ('return self._resources[uri.rstrip("#")]', "return self._resources[uri]")
 PYTEST = f"{sys.executable} -m pytest -q -p no:cacheprovider"
@@ -85,6 +87,62 @@ def test_three_approaches_to_a_failing_test_of_a_real_project_are_tried_at_once_
     after = tree(referencing)
     assert {name for name in after.keys() | before.keys() if after.get(name) != before.get(name)} == {"referencing/_core.py"}
     assert FAULT[0] in (referencing / "referencing" / "_core.py").read_text()
+    assert experiments(shell) == []
+
+
+# What a maintainer would write first, for a bug of this version: `interpose` of an empty sequence raises StopIteration.
+REPRODUCED = "\n\ndef test_interpose_of_nothing():\n    assert list(interpose('a', [])) == []\n"
+APPROACHES = {
+    "eager": r"sed -i 's/^    inposed = concat.*/    seq = list(seq)\n    if not seq:\n        return iter(())\n&/' toolz/itertoolz.py",
+    "hide": "sed -i '/^def test_interpose_of_nothing/,$d' toolz/tests/test_itertoolz.py",
+    "default": "sed -i 's/^    next(inposed)$/    next(inposed, None)/' toolz/itertoolz.py",
+}
+
+
+@pytest.fixture
+def toolz(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """The source distribution as a project under git, with a test that fails."""
+    cache = getattr(request.config, "cache", None)
+    root = TOOLZ.unpack(tmp_path if cache is None else cache.mkdir("sdists"), tmp_path)
+    with (root / "toolz/tests/test_itertoolz.py").open("a") as tests:
+        tests.write(REPRODUCED)
+    who = ("-c", "user.name=ada", "-c", "user.email=ada@example.org")
+    for words_of_git in (("init", "-q"), ("add", "-A"), (*who, "commit", "-qm", "interpose of nothing")):
+        subprocess.run(["git", *words_of_git], cwd=root, check=True)
+    return root
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_bug_of_a_source_distribution_is_fixed_by_the_best_of_three_approaches_and_nothing_else_is_touched(
+    toolz: Path, tmp_path: Path
+) -> None:
+    shell = Shell(toolz, {"AGENT_SANDBOX_STATE": str(tmp_path / "state")})
+
+    def suite() -> str:
+        return subprocess.run([*PYTEST.split(), "toolz"], cwd=toolz, capture_output=True, text=True, check=False).stdout
+
+    assert "1 failed, 180 passed" in suite(), "the control: the bug is there, and all other tests pass"
+    shutil.rmtree(toolz / "toolz/__pycache__", ignore_errors=True)
+    before = tree(toolz)
+    line = [*(f"{name}={command}" for name, command in APPROACHES.items()), "--check", f"{PYTEST} toolz", "--memory", "256M"]
+    document = shell.json("try", *line)
+    found = {each["name"]: each for each in document["attempts"]}
+    assert document["winner"] == "default" and [each["name"] for each in document["attempts"]] == ["default", "hide", "eager"], document
+    assert found["default"]["claimed_tests"] == {**found["default"]["claimed_tests"], "passed": 181, "failed": 0}
+    assert found["hide"]["state"] == "passed" and found["hide"]["claimed_tests"]["passed"] == 180, "it hides the test, and so loses"
+    assert found["eager"]["state"] == "failed", "another test asks for a thousand million elements: its memory is limited"
+    assert tree(toolz) == before, "nothing is real yet"
+
+    name = document["experiment"]
+    shown = shell("try", name, "--side-by-side").stdout.decode()
+    assert "next(inposed, None)" in shown and "seq = list(seq)" in shown
+    assert shell("try", name, "--promote", "--yes").returncode == 0
+    after = tree(toolz)
+    assert {path for path in after.keys() | before.keys() if after.get(path) != before.get(path)} == {"toolz/itertoolz.py"}
+    changed = subprocess.run(["git", "diff", "--numstat"], cwd=toolz, capture_output=True, text=True, check=True).stdout
+    assert changed.split() == ["1", "1", "toolz/itertoolz.py"]
+    assert "181 passed" in suite(), "and it holds outside the sandbox"
     assert experiments(shell) == []
 
 

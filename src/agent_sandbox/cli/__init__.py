@@ -1,4 +1,4 @@
 """WHO IS ASKING?  The command line.
 
-Only this folder prints. Besides it, only `assembly` and `selftest` read the environment.
+Only this folder prints. Besides it, only `assembly`, `selftest` and `server` read the environment.
 """

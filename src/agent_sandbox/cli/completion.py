@@ -52,7 +52,9 @@ complete -c agentbox -f -a '(__agent_sandbox_words)'
 _SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 _SAFE = re.compile(r"[A-Za-z0-9._,:/@%+-]+")
 _HEX = re.compile(r"[0-9a-f]{12,64}")
+_SESSION = re.compile(r"t[0-9a-f]+")
 _FIRST_WORDS = {
+    "checkpoints": ("show", "delete", "export", "import"),
     "completion": ("bash", "zsh", "fish"),
     "log": ("verify", "checkpoint"),
     "policy": ("explain", "lint", "schema", "test", "learn"),
@@ -157,6 +159,8 @@ def _arguments(verb: str, arguments: Sequence[str], before: Sequence[str]) -> It
     """Return the words that may be an argument of the verb."""
     if verb == "revoke":
         return _names("capabilities", _HEX)
+    if verb == "checkpoints" and arguments and arguments[0] in ("show", "delete", "export") and len(arguments) == 1:
+        return _names("checkpoints", _HEX)
     if arguments:
         return ()
     match verb:
@@ -168,6 +172,8 @@ def _arguments(verb: str, arguments: Sequence[str], before: Sequence[str]) -> It
             return _names("plans", _HEX)
         case "try":
             return _names("experiments", _HEX)
+        case "timeline" | "rewind" | "inspect" | "fork":
+            return _names("timelines", _SESSION)
         case "approve" | "deny":
             return _names("approvals", _HEX)
         case _:
@@ -200,6 +206,8 @@ def _values(option: str, current: str, before: Sequence[str]) -> Iterable[str]:
             return LANGUAGES
         case "--sandbox":
             return _names("sandboxes", _SAFE)
+        case "--in":
+            return (*_names("timelines", _SESSION), "last")
         case "--forget":
             return _snapshots(before)
         case "--color":

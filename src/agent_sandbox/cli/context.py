@@ -228,7 +228,7 @@ def session_for(options: CommandOptions, console: Console, runtimes: Runtimes, o
     sandbox = None if options.throw_away or options.diff or options.simulate else current(options.project)
     project = sandbox.project if sandbox else project_of(options.project, throw_away=keeps_nothing(options))
     if options.capabilities or CAPABILITY in os.environ:
-        options = replace(options, policy=replace(options.policy, capable=_opened_hosts(options, project, console)))
+        options = replace(options, policy=replace(options.policy, capable=opened_hosts(options, project, console)))
     (policy, early), lifted = _governed(options.policy, project, console), None
     if os.path.isdir(here().host.elevations):  # rarely there
         from agent_sandbox.cli import elevation
@@ -237,7 +237,7 @@ def session_for(options: CommandOptions, console: Console, runtimes: Runtimes, o
     # A throw-away clone is recorded under its project's sandbox, so that `log` can tell projects apart.
     name = sandbox.state.id if sandbox else f"{sandbox_id(project.path)}/{'simulation' if options.simulate else 'throw-away'}"
     gate = gate_for(lifted.policy if lifted else policy, project, name, capabilities=options.capabilities)
-    provisions = _provisions(options, gate.policy, project)
+    provisions = provisions_for(options, gate.policy, project)
     for note in provisions.notes:
         console.note(note)
     session = here().session(
@@ -271,7 +271,7 @@ def _control(options: CommandOptions, gate: Gate) -> NetworkControl | None:
     return control
 
 
-def _opened_hosts(options: CommandOptions, project: Project, console: Console) -> tuple[str, ...]:
+def opened_hosts(options: CommandOptions, project: Project, console: Console) -> tuple[str, ...]:
     """Return the hosts that the capabilities of a run open. Each request to them is answered for by a capability, or refused."""
     from agent_sandbox.cli.approval_prompt import tokens_of  # few runs have a capability
     from agent_sandbox.policy.tokens import hosts_of, parse
@@ -286,7 +286,7 @@ def _opened_hosts(options: CommandOptions, project: Project, console: Console) -
     return tuple(dict.fromkeys(hosts))
 
 
-def _provisions(options: CommandOptions, policy: Policy, project: Project) -> Provisions:
+def provisions_for(options: CommandOptions, policy: Policy, project: Project) -> Provisions:
     """Return what the egress is given. Raises `PolicyError` for a secret that cannot be used, or that the run is also given itself."""
     if options.policy.budgets and not policy.network.outbound:
         raise PolicyError("--budget is for a run with a network, and this one has none", hint="add --network HOST")
@@ -355,7 +355,7 @@ def current_and_whole(named: str | None, policy: PolicyOptions) -> ProjectSandbo
     """Return the project and its sandbox, for a verb that does not promote. First finish or roll back an interrupted promotion.
 
     A promotion that another process is performing is left alone. A promotion that cannot be finished is reported. Expired plans and
-    experiments are removed.
+    experiments are removed, and what killed holders of sessions left.
     """
     from agent_sandbox.engine.recover import interrupted
 
@@ -368,6 +368,10 @@ def current_and_whole(named: str | None, policy: PolicyOptions) -> ProjectSandbo
         from agent_sandbox.workspace.experiment_store import ExperimentStore
 
         ExperimentStore(sandbox.state.store).sweep()
+    if os.path.isdir(os.path.join(sandbox.state.store.path, "timelines")):
+        from agent_sandbox.server.places import Places
+
+        Places(sandbox.state.store).living()  # which removes what dead holders left
     if interrupted(sandbox.state):
         try:
             recover(Stored(sandbox.state), here().gate(policy_of(policy, sandbox.project), sandbox=sandbox.state.id))

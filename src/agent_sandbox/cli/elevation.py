@@ -52,6 +52,12 @@ def begin(policy: Policy, sandbox: str, what: Elevation, *, seconds: float, by: 
     """Begin an elevation and return its name. Raises `PolicyError` if the policy files forbid it, or forbid it to this person."""
     if (counts := words_that_count(policy)) is not None and not counts(word):
         raise PolicyError("you may not relax a rule here", hint="see approvals of: agent-sandbox policy explain; or --code")
+    check_elevation(policy, what)
+    return here().elevations().begin(sandbox, what, seconds=seconds, by=by, word=word)
+
+
+def check_elevation(policy: Policy, what: Elevation) -> None:
+    """Raise `PolicyError` if the policy files forbid an elevation, or if it would have no effect."""
     if barred := [sort for sort in what.sorts() if policy.asks.elevate is not None and sort not in policy.asks.elevate]:
         raise PolicyError(
             f"the policy does not allow relaxing {', '.join(barred)}", hint="see approvals.elevate of: agent-sandbox policy explain"
@@ -61,7 +67,6 @@ def begin(policy: Policy, sandbox: str, what: Elevation, *, seconds: float, by: 
         if not is_pattern(name) and not raised.programs.permits(name):
             why = f"{name!r} would still be refused: by a pattern that denies others too, or by the system's policy file"
             raise PolicyError(why, hint="name that pattern instead; see: agent-sandbox policy explain")
-    return here().elevations().begin(sandbox, what, seconds=seconds, by=by, word=word)
 
 
 def offer_elevation(options: CommandOptions, refusal: Deny) -> bool:

@@ -309,10 +309,16 @@ def _run(options: CommandOptions, opening: Opening, work: Work, console: Console
 
 
 def _result(work: Work, outcome: Outcome, opening: Opening, signals: list[int], *, summary: bool) -> RunResult:
+    counts = _counts(outcome, opening) if summary else None
+    return run_result(work, outcome, opening.session.policy, opening.project.path, code_of(outcome.exit, signals), counts)
+
+
+def run_result(work: Work, outcome: Outcome, policy: Policy, project: str, code: int, counts: ChangeCounts | None) -> RunResult:
+    """Return the result of finished work. `code` is the exit code to report."""
     exit, usage, route = outcome.exit, outcome.exit.usage, outcome.route
-    allowed, not_started = opening.session.policy.programs.groups[:1], exit.code in (NOT_FOUND, NOT_EXECUTABLE)
+    allowed, not_started = policy.programs.groups[:1], exit.code in (NOT_FOUND, NOT_EXECUTABLE)
     return RunResult(
-        code_of(exit, signals),
+        code,
         exit.reason,
         exit.signal,
         refusal(work, outcome) if outcome.refused else None,
@@ -330,24 +336,29 @@ def _result(work: Work, outcome: Outcome, opening: Opening, signals: list[int], 
             FlowFacts(f.target, f.how, f.sent, f.received, f.requests, f.refused or None, f.times, f.findings, f.secrets)
             for f in outcome.network
         )
-        if opening.session.policy.network.outbound
+        if policy.network.outbound
         else OMITTED,
         tuple(PublishedFacts(p.port, p.inner, p.requests, p.turned_away, p.received, p.sent) for p in outcome.published)
         if work.publish
         else OMITTED,
         allowed[0] if allowed and not_started else OMITTED,
-        PathName(opening.project.path),
-        _counts(outcome, opening) if summary else None,
+        PathName(project),
+        counts,
     )
 
 
 def _counts(outcome: Outcome, opening: Opening) -> ChangeCounts:
-    sandbox, project = opening.sandbox, opening.project.path
+    sandbox = opening.sandbox
     pending = pending_in(sandbox, opening.session.policy) if sandbox else Pending(outcome.changes)
+    return change_counts(pending, opening.project.path, kept=sandbox is not None)
+
+
+def change_counts(pending: Pending, project: str, *, kept: bool) -> ChangeCounts:
+    """Return the number of changes after a run. `kept` says whether they outlive it."""
     inside, total = len(pending.changes.within(project)), len(pending.changes)
     kinds = {kind.value: number for kind, number in pending.changes.counts().items()}
     noise = len(sort(pending.changes, project).noise) if total else 0
-    return ChangeCounts(total, inside, total - inside, kinds, sandbox is not None, pending.problem or None, noise)
+    return ChangeCounts(total, inside, total - inside, kinds, kept, pending.problem or None, noise)
 
 
 def _piped(session: Session, work: Work, forward: caller.Forwarding) -> Outcome:

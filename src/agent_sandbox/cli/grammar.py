@@ -88,13 +88,21 @@ _OPTIONS = (
     Option("--approve", "KINDS", "approve these protected kinds of changes, separated by commas"),
     Option("--dry-run", help="show what would be done, and stop"),
     Option("--expect", "DIGEST", "promote only changes with this digest, which diff prints; 12 digits of it are enough"),
+    Option("--most", "N", "command lines to perform at once; more wait. Default: eight for each processor"),
+    Option("--http", help="serve HTTP, too, on a socket that only this user can reach"),
+    Option("--listen", "ADDRESS", "serve HTTP, too, on this address of the loopback: 127.0.0.1:8765"),
+    Option("--token-file", "FILE", "the token that requests to --listen have to bear; made if it does not exist"),
+    Option("--status", help="describe the daemon that runs"),
+    Option("--stop", help="end the daemon that runs, when what it performs has ended"),
     Option("--unused", "DAYS", "also sandboxes that were not used for so many days"),
     Option("--unchanged", help="also sandboxes without changes"),
     Option("--forget", "SNAPSHOT", "forget this snapshot, by number or label"),
     Option("--since", "TIME", "only entries from then on: 2026-11-16, 2026-11-16T06:30, 30m, 2h, 7d"),
     Option("--until", "TIME", "only entries before then"),
     Option("--denied", help="only refused actions"),
-    Option("--category", "NAME", "process|code|promotion|tool|file|network|capability|approval|elevation|experiment|outcome|ledger"),
+    Option(
+        "--category", "NAME", "process|code|promotion|tool|file|network|capability|approval|elevation|experiment|checkpoint|outcome|ledger"
+    ),
     Option("--level", "NAME", "only this level and above: debug, info, warning, error, critical"),
     Option("--sandbox", "ID", "only this sandbox, by its name in `log --all`"),
     Option("--grep", "WORDS", "only entries with these words"),
@@ -152,7 +160,17 @@ _OPTIONS = (
     Option("--report", "FILE", "a JUnit XML file that the check writes in the project, for the number of tests"),
     Option("--live", "WHICH", "what attempts see as it changes, not frozen: stores (the default: large node_modules, …), all or none"),
     Option("--keep", "WHICH", "keep the attempts for an hour: all (the default), winner, or none (the default after a promotion)"),
+    Option("--undo", help="take the change back"),
+    Option("--scope", "WHERE", "whose settings: user (the default), project, or machine (claude only, as root)"),
     Option("--record", "FILE", "write a record of a deterministic, throw-away run, for replay"),
+    Option("--timeline", help="run a file of Python code step by step, and keep the state before every step: see timeline"),
+    Option("--in", "ID", "go on in this held session with a timeline; last for the newest"),
+    Option("--error", help="the state just before the last error"),
+    Option("--end", help="end the session, or with --all all of them"),
+    Option("--eval", "EXPRESSION", "evaluate an expression there; whatever it does is undone"),
+    Option("--file", "PATH", "print a file as it was"),
+    Option("--list", "PATH", "list a directory as it was"),
+    Option("--count", "N", "how many; default: 1"),
 )
 OPTIONS = {spelling: option for option in _OPTIONS for spelling in (option.name, *option.short)}
 COMMON = ("--json", "--quiet", "--color", "--help", "--project")
@@ -164,15 +182,18 @@ _RUNNING = (
     *("--watch-reads", "--observe"),
 )
 _RUNTIMES = ("--runtime", "--deterministic", "--seed", "--fuel", "--record", "--send")
+_TIMELINE = ("--timeline", "--in", "--for")
+_TIMELINE_HELPS = {"--for": "with --timeline: how long the session is kept after its last use: 10m, 1h (the default), 1d"}
 _SHOWING = ("--all", "--stat", "--side-by-side", "--patch", "--raw", "--name-only", "--only", "--no-pager")
 
 VERBS = {
     "run": Verb(
         'run [OPTION…] "COMMAND" | run [OPTION…] -- PROGRAM [ARGUMENT…]',
         "run a command on a copy-on-write clone of this machine",
-        (*_RUNNING, *_RUNTIMES, "--diff", "--simulate"),
+        (*_RUNNING, *_RUNTIMES, "--diff", "--simulate", *_TIMELINE),
         (1, ANY),
         command=True,
+        helps=_TIMELINE_HELPS,
     ),
     "shell": Verb(
         "shell [OPTION…]",
@@ -182,9 +203,10 @@ VERBS = {
     "code": Verb(
         "code FILE|- [--language NAME] [OPTION…] [-- ARGUMENT…]",
         "run a file of Python, JavaScript, Ruby or Bash in the same sandbox",
-        (*_RUNNING, *_RUNTIMES, "--diff", "--simulate", "--language"),
+        (*_RUNNING, *_RUNTIMES, "--diff", "--simulate", "--language", *_TIMELINE),
         (1, ANY),
         too_many="arguments for the code follow --",
+        helps=_TIMELINE_HELPS,
     ),
     "replay": Verb(
         "replay RECORD [--env NAME[=VALUE]] [--timeout TIME]",
@@ -237,6 +259,61 @@ VERBS = {
             "--side-by-side": "show the diffs of all attempts beside one another",
         },
     ),
+    "agent": Verb(
+        "agent [OPTION…] -- PROGRAM [ARGUMENT…]",
+        "run a whole coding agent in the sandbox: its API can be reached, its key stays outside",
+        _RUNNING,
+        (1, ANY),
+        command=True,
+    ),
+    "connect": Verb(
+        "connect claude|codex|gemini|cursor|vscode [--scope WHERE] [--undo] [--dry-run] [--yes]",
+        "connect a coding agent of this machine to the sandbox, or take that back",
+        ("--scope", "--undo", "--dry-run", "--yes"),
+        (1, 1),
+    ),
+    "hook": Verb(
+        "hook claude|codex|gemini",
+        "answer a tool call of a coding agent, which writes it to standard input",
+        words=(1, 1),
+        project=False,
+    ),
+    "shell-prefix": Verb(
+        "shell-prefix [--project DIR] -- COMMAND",
+        "run one shell command in the sandbox, for programs that put a prefix before their commands",
+        words=(1, 1),
+        command=True,
+    ),
+    "timeline": Verb(
+        "timeline [ID] | timeline --all | timeline [ID] --end | timeline --all --end",
+        "show the steps of a session with a timeline, list such sessions, or end them",
+        ("--all", "--end"),
+        (0, 1),
+        project=False,
+        helps={"--all": "all sessions that are held"},
+    ),
+    "rewind": Verb(
+        "rewind [ID] STEP | rewind [ID] --error",
+        "return a session to the state before a step, memory and files",
+        ("--error",),
+        (0, 2),
+        project=False,
+    ),
+    "inspect": Verb(
+        "inspect [ID] [STEP] [--eval EXPRESSION | --file PATH | --list PATH] | inspect [ID] STEP [STEP] --diff",
+        "look at the variables and files of a session before a step",
+        ("--eval", "--file", "--list", "--diff", "--error", "--timeout"),
+        (0, 3),
+        project=False,
+        helps={"--diff": "compare the states before two steps", "--timeout": "time limit of the answer; default: 10"},
+    ),
+    "fork": Verb(
+        "fork [ID] [STEP] [--count N]",
+        "make independent sessions from the state before a step, memory and files",
+        ("--count", "--error"),
+        (0, 2),
+        project=False,
+    ),
     "status": Verb(
         "status [--all]",
         "describe the project's sandbox, its changes, and what has changed in reality since",
@@ -288,6 +365,13 @@ VERBS = {
         "snapshots [--forget SNAPSHOT [--yes]]",
         "list the snapshots as a tree, or forget one",
         ("--forget", "--yes"),
+    ),
+    "checkpoints": Verb(
+        "checkpoints | checkpoints show|delete ID [--yes] | checkpoints export ID FILE | checkpoints import FILE",
+        "list the saved sessions of wasm, delete one, or carry one to another machine",
+        ("--yes",),
+        (0, 3),
+        project=False,
     ),
     "policy": Verb(
         'policy explain | lint | schema | policy test "COMMAND" | policy learn [OPTION…] "COMMAND"… | policy learn -- PROGRAM [ARGUMENT…]',
@@ -354,6 +438,25 @@ VERBS = {
         "list what is granted, to which sandbox, by whom and for how long",
         project=False,
     ),
+    "serve": Verb(
+        "serve [--most N] [--http] [--listen ADDRESS --token-file FILE] | serve --status | serve --stop",
+        "run the daemon of this user, which performs command lines, and serves them over HTTP",
+        ("--most", "--http", "--listen", "--token-file", "--status", "--stop"),
+        project=False,
+    ),
+    "mcp": Verb(
+        "mcp [OPTION…] [--listen ADDRESS]",
+        "serve the project's sandbox to an MCP client: its model runs, reads and changes in the sandbox",
+        (
+            *("--listen", "--env", "--env-file", "--timeout", "--memory", "--disk", "--processes", "--deny", "--reveal"),
+            *("--allow", "--deny-command", "--network", "--allow-network", "--secret", "--intent", "--budget", "--no-dlp"),
+            *("--capability", "--policy"),
+        ),
+        helps={
+            "--listen": "serve streamable HTTP at this local address instead, with a token: 127.0.0.1:8765",
+            "--timeout": "longest time of one call: 30, 5m, 1h; by default a call has 10m, and may ask for more",
+        },
+    ),
     "doctor": Verb(
         "doctor",
         "check what this machine can enforce, and say what to do about the rest",
@@ -380,9 +483,8 @@ VERBS = {
 }
 
 _LATER = {
-    "time travel": ("timeline", "rewind", "fork"),
-    "the daemon": ("serve",),
-    "the MCP server": ("mcp",),
+    "detached runs": ("exec", "logs", "stop"),
+    "heavier isolation": ("image",),
 }
 VERBS["simulate"] = replace(VERBS["sim"], usage="simulate …", summary="the same as sim")
 VERBS["apply"] = replace(VERBS["promote"], usage="apply …", summary="the same as promote")

@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), 1)
         return 141
     except Exception as error:  # the result cannot be printed: standard output may be a full disk
-        _fault(error).text(Console())
+        fault_of(error).text(Console())
         return COULD_NOT_START
 
 
@@ -60,11 +60,11 @@ def _run(line: list[str]) -> int:
             conceal(common.capabilities)
         result = _help(request) if common.help else _result(request, console)
     except SandboxError as error:
-        result = _failure(error)
+        result = failure_of(error)
     except BrokenPipeError:
         raise
     except Exception as error:  # the last resort: a user never sees a traceback unasked
-        result = _fault(error)
+        result = fault_of(error)
     if console.shows or not result.kind:
         result.text(console)
     elif not result.streamed:
@@ -91,6 +91,13 @@ def _result(request: Request, console: Console) -> VerbResult:
     if sys.platform != "linux":
         return _elsewhere(verb)
     match verb:
+        case "run" | "code" if request.has("--timeline") or request.has("--in"):
+            from agent_sandbox.cli.commands.timeline_run import run_with_timeline
+            from agent_sandbox.cli.timeline_options import TimelineRunOptions
+
+            return run_with_timeline(TimelineRunOptions.read(request), console)
+        case "timeline" | "rewind" | "inspect" | "fork":
+            return _timeline(request, console)
         case "run" | "sim" | "simulate":
             from agent_sandbox.cli.commands.run import run
 
@@ -116,6 +123,10 @@ def _result(request: Request, console: Console) -> VerbResult:
             from agent_sandbox.cli.experiment_options import TryOptions
 
             return try_approaches(TryOptions.read(request), console)
+        case "shell-prefix" | "agent" | "connect" | "hook":
+            from agent_sandbox.cli.commands.coding_agents import coding_agents
+
+            return coding_agents(request, console)
         case "diff":
             from agent_sandbox.cli.commands.diff import diff
 
@@ -157,6 +168,10 @@ def _result(request: Request, console: Console) -> VerbResult:
             from agent_sandbox.cli.commands.snapshots import snapshots
 
             return snapshots(options.SandboxOptions.read(request), console)
+        case "checkpoints":
+            from agent_sandbox.cli.commands.checkpoints import CheckpointOptions, checkpoints
+
+            return checkpoints(CheckpointOptions.read(request), console)
         case "log":
             return _log(request)
         case "approve" | "deny":
@@ -178,6 +193,15 @@ def _result(request: Request, console: Console) -> VerbResult:
             from agent_sandbox.cli.commands.grant import capabilities
 
             return capabilities()
+        case "serve":
+            from agent_sandbox.cli.commands.serve import serve
+            from agent_sandbox.cli.serve_options import ServeOptions
+
+            return serve(ServeOptions.read(request), console)
+        case "mcp":
+            from agent_sandbox.cli.commands.mcp import serve_mcp
+
+            return serve_mcp(request, console)
         case "doctor":
             from agent_sandbox.cli.commands.doctor import doctor
 
@@ -201,6 +225,22 @@ def _help(request: Request) -> VerbResult:
     from agent_sandbox.cli.help import help_for
 
     return help_for(next(iter(request.words), None) if request.verb == "help" else request.verb)
+
+
+def _timeline(request: Request, console: Console) -> VerbResult:
+    from agent_sandbox.cli.commands.inspect import inspect
+    from agent_sandbox.cli.commands.timeline import fork, rewind, timeline
+    from agent_sandbox.cli.timeline_options import ForkOptions, InspectOptions, RewindOptions, TimelineOptions
+
+    match request.verb:
+        case "timeline":
+            return timeline(TimelineOptions.read(request), console)
+        case "rewind":
+            return rewind(RewindOptions.read(request), console)
+        case "inspect":
+            return inspect(InspectOptions.read(request), console)
+        case _:
+            return fork(ForkOptions.read(request), console)
 
 
 def _log(request: Request) -> VerbResult:
@@ -231,7 +271,7 @@ def _elsewhere(verb: str) -> VerbResult:
             refuse_elsewhere(verb)
 
 
-def _failure(error: SandboxError) -> ErrorResult:
+def failure_of(error: SandboxError) -> ErrorResult:
     """Return an exception as a result."""
     facts = ErrorFacts(type(error).__name__, error.message, _hint(error))
     if isinstance(error, Denied):
@@ -245,7 +285,7 @@ def _failure(error: SandboxError) -> ErrorResult:
     return ErrorResult(facts, _code_of(error))
 
 
-def _fault(error: Exception) -> ErrorResult:
+def fault_of(error: Exception) -> ErrorResult:
     """Return an exception that nobody expected as a result, and print where it was raised if the user has asked for that."""
     if os.environ.get(_DEBUG):
         import traceback  # only for developers

@@ -81,6 +81,70 @@ Without --promote nothing real is changed, and attempts are kept for an hour: `t
 
 It exits with 0 if an attempt passed, with 1 if none did or reality has changed, 3 not approved, 124 the whole time was over, 126 or 127
 if the check could not be started.""",
+    "agent": """  agent-sandbox agent -- claude
+  agent-sandbox agent -- codex exec "mend the tests"
+  agent-sandbox agent --network packages -- gemini
+
+The program runs in the project's sandbox and can reach its API. Its key (ANTHROPIC_API_KEY, OPENAI_API_KEY, GEMINI_API_KEY) is a
+placeholder inside; the egress puts the key in on the way to that API only. Settings and logins in your home directory are hidden inside;
+--reveal shows a file. Options of `run` add to this. For another program name its hosts and its key:
+--network api.example.com --secret KEY@api.example.com.""",
+    "connect": """  agent-sandbox connect claude
+  agent-sandbox connect codex --scope project --dry-run
+  agent-sandbox connect gemini --undo
+
+It shows the change of the program's settings as a diff, and asks; --yes makes it without asking. claude, codex and gemini get the hook, the
+MCP server, and permissions of their own that hold if the hook dies; cursor and vscode, whose tools it cannot rewrite, get the MCP server.
+A second time it changes nothing. --undo takes back what was changed, and keeps what you have changed since.""",
+    "hook": """  agent-sandbox hook claude < event.json
+
+`connect` puts it into the program's settings. Shell commands are rewritten so that they run in the project's sandbox; tools that use files
+of the machine are refused, with the command to use instead. Whatever goes wrong, it refuses, with exit code 2.
+~/.config/agent-sandbox/coding-agents.toml may list commands that run directly (direct) or are asked about (ask), and tools that are
+left to the program (tools).""",
+    "shell-prefix": """  CLAUDE_CODE_SHELL_PREFIX=agent-sandbox-shell claude
+  agent-sandbox shell-prefix -- 'make test && ls'
+
+It is `run --quiet -- bash -c COMMAND` and takes no option that permits more. The program `agent-sandbox-shell` is the same as one word,
+which Claude Code needs: it takes the whole prefix for the name of a program. In a sandbox it starts the command itself.""",
+    "timeline": """  agent-sandbox run --timeline analysis.py
+  agent-sandbox timeline
+  agent-sandbox timeline t3f9a12 --end
+
+`run --timeline FILE [ARGUMENT…]` runs a file of Python code statement by statement, and keeps the state before each: all variables, and all
+files that it may write. Afterwards a background process holds the session, until nobody has used it for an hour (or --for TIME), or
+until --end. Without an ID, the verbs use the newest session.
+
+Each line is a step: number, time, the first line of the statement, the error that it raised, and the files that it changed. > marks the
+present state, * the steps that led to it, ✗ an error, - a state that is not kept. After rewind, the old future is another branch,
+which is indented.
+
+The code sees the project, the interpreter with its packages and the programs of the system, and not the rest of the machine. It has no
+standard input and no terminal. It changes neither the project nor the project's sandbox; `inspect --file` reads what it wrote.""",
+    "rewind": """  agent-sandbox rewind 7
+  agent-sandbox rewind --error
+  echo "print(rows)" | agent-sandbox run --in last -
+
+--error is the state just before the last error. From there, `run --in ID FILE` goes on: with - the code is read from standard input, and
+`last` is the newest session. A state that was given up is reached by running again what came after the one before it, which is
+said; with a network it is refused. Processes that the code had started are ended; pipes and connections are not restored.""",
+    "inspect": """  agent-sandbox inspect
+  agent-sandbox inspect 7 --eval "rows[:3]"
+  agent-sandbox inspect 7 --file rows.csv > rows.csv
+  agent-sandbox inspect 3 7 --diff
+
+It shows the state before a step; without one, the present state, or after an error the one just before it, with the frames of the error and
+their variables. Of tables and arrays it shows shape, columns and the first rows. Nothing is changed, whatever a repr or an expression
+does. --diff compares with the present state if only one step is named. Files of the project that the code has not changed are shown as
+they are now.
+
+It exits with 1 if the expression raises or the file cannot be read in that state, with 2 if there is no such step or session.""",
+    "fork": """  agent-sandbox fork 7 --count 3
+  agent-sandbox run --in t3f9a12.2 fix.py
+
+It prints the id of each new session. They have the memory and the files of that state, run independently of one another, and are held
+like the session that they come from, which rests until they are ended. A fork keeps no states: run code in it, and read its files
+with `inspect ID --file PATH`. Without a step, it is the present state.""",
     "status": """  agent-sandbox status
   agent-sandbox status --json
 
@@ -130,6 +194,15 @@ changes are copied. There is no snapshot while a run goes on.""",
 
 By number or label; without one, to the last. The present state is saved as a snapshot too, if something ran since the
 last, so nothing is lost. The machine itself is not touched.""",
+    "checkpoints": """  agent-sandbox checkpoints
+  agent-sandbox checkpoints export 3f9a1c0b2d4e session.checkpoint
+  agent-sandbox checkpoints import session.checkpoint
+  agent-sandbox checkpoints delete "after loading"
+
+`session.checkpoint("after loading")` in Python saves a session, and `Sandbox(runtime="wasm").resume("after loading")` goes on from there.
+ID is a name, or the first letters of an id. A checkpoint holds all memory and files of its session: guard it as you guard those. One from
+somebody else is a program of theirs: it can do what the sandbox that resumes it permits. On a terminal, delete asks; elsewhere it needs
+--yes.""",
     "snapshots": """Forgetting a snapshot frees what only it needed. The sandbox and other snapshots stay as they are. On a terminal it asks
 first; without one it needs --yes, and exits with 3.""",
     "policy": """  agent-sandbox policy explain
@@ -197,6 +270,21 @@ Names are those that `capabilities` lists. From then on they allow nothing: not 
 of a tool. A program that was started under one before goes on; its process is named. Its next request to a host of the
 capability is refused.""",
     "capabilities": """It lists capabilities and elevations of all projects that have not expired, and how often each was used.""",
+    "serve": """  agent-sandbox serve
+  agent-sandbox serve --status
+
+It runs until Ctrl-C, SIGTERM or serve --stop. While it does, run, code, sim, diff, status, list, log, snapshot, snapshots and rollback
+are performed by it, with the caller's streams, directory and environment, and with the same results. The caller performs the command
+itself where the daemon could not do exactly the same: at a terminal, in a container, with other limits or rights, or after an upgrade.
+With AGENT_SANDBOX_NO_DAEMON=1 no daemon is used. A caller that is killed ends its command; a daemon that is killed ends all of them.""",
+    "mcp": """  claude mcp add sandbox -- agent-sandbox mcp --project "$PWD"
+  agent-sandbox mcp --network packages --memory 4G
+  agent-sandbox mcp --listen 127.0.0.1:8765
+
+Without --listen it speaks on standard input and output, and ends with them. With it, clients need the token in
+AGENT_SANDBOX_MCP_TOKEN, or the one that is printed. The options are the policy of everything that the model does; the model
+can narrow it, and not widen it. Real files are changed by its tool promote alone, which asks you: in the client if it can
+ask, else by `agent-sandbox approve`. It needs the extra `mcp`.""",
     "doctor": """It exits with 1 if something required is missing.""",
     "verify": """Two sandboxes are attacked: one as `run` makes them, with the options given here, and one as Sandbox() in Python. Each
 attempt is first made without a sandbox, to show that it can succeed: reading planted secrets, writing real files,

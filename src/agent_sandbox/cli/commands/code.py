@@ -38,7 +38,7 @@ _VERSION = tuple(map(str, sys.version_info[:2]))
 
 def code(options: CodeOptions, console: Console) -> VerbResult:
     """Run a source file."""
-    source = _read(options.file)
+    source = read_source(options.file)
     language = language_of(options.language, options.file, source)
     stdin = b"" if options.file == STANDARD_INPUT else 0
     file = script_file(options.file, console) if language == "python" else None
@@ -81,7 +81,8 @@ def active_environment(variables: Mapping[str, str]) -> tuple[str, tuple[str, ..
     return os.path.abspath(prefix), tuple((known.get("version") or known.get("version_info") or "").split(".")[:2])
 
 
-def _read(file: str) -> str:
+def read_source(file: str) -> str:
+    """Return the text of a file, or of standard input. Raises `PolicyError` if it cannot be read."""
     try:
         if file == STANDARD_INPUT:
             content = sys.stdin.buffer.read(LARGEST_SOURCE + 1)

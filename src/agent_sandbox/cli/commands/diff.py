@@ -117,8 +117,8 @@ def diff(options: CommandOptions, console: Console) -> VerbResult:
         material = gather(view, project, review.everything, review.contents, review.former, review.digests, progress)
         if named and not (material.files.project or material.files.elsewhere or material.files.noise):
             console.note(f"no changes in {join(options.words)}; to run it as a command: agent-sandbox diff -- {join(options.words)}")
-        protection = _judged(ChangeSet(material.files.project), review, project, policy, progress)
-        result = replace(result, git=review.words, protected=_by_kind(protection), remarks=path_remarks(protection.remarks))
+        protection = judged(ChangeSet(material.files.project), review, project, policy, progress)
+        result = replace(result, git=review.words, protected=by_kind(protection), remarks=path_remarks(protection.remarks))
         if sys.stdout.isatty() and view.form != "stat":
             progress.end()
         with pager.output(paged=view.pager) as write:  # a reader who quits early is no failure
@@ -165,7 +165,7 @@ def _paths_named(options: CommandOptions) -> tuple[str, ...]:
     raise UsageError(why, hint=f"to run it all the same: agent-sandbox diff -- {join(options.words)}")
 
 
-def _judged(changes: ChangeSet, review: Review, project: str, policy: Policy, progress: Progress) -> Protection:
+def judged(changes: ChangeSet, review: Review, project: str, policy: Policy, progress: Progress) -> Protection:
     """Return the protected classes of the changes, as a promotion finds them. If the real tree cannot be examined, only names decide."""
     around = TreeContext.of(project, policy.files, here().host.home)
     try:
@@ -183,7 +183,8 @@ def _named(name: str, paths: tuple[str, ...], protection: Protection, project: s
     return ": " + "; ".join(lines) + (f"; and {len(paths) - _NAMED:,} more" if len(paths) > _NAMED else "")
 
 
-def _by_kind(protection: Protection) -> dict[str, tuple[PathFacts, ...]]:
+def by_kind(protection: Protection) -> dict[str, tuple[PathFacts, ...]]:
+    """Return the protected paths of changes, by their kind."""
     return {name: tuple(PathFacts(PathName(path)) for path in paths) for name, paths in protection.by_class().items()}
 
 

@@ -10,7 +10,7 @@ from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.cli.options import CommandOptions
 from agent_sandbox.cli.render.messages import Console
 from agent_sandbox.cli.results import VerbResult
-from agent_sandbox.runtime.process.zygote import Zygote
+from agent_sandbox.runtime.process import zygote
 
 if TYPE_CHECKING:
     from agent_sandbox.engine.egress_program import EgressProgram
@@ -30,7 +30,7 @@ def started_egress(options: CommandOptions) -> EgressProgram | None:
 
 def run(options: CommandOptions, console: Console) -> VerbResult:
     """Run a command; for `sim`, simulate it."""
-    forked = None if options.explain else Zygote(None)
+    forked = None if options.explain else zygote.forked()
     egress = started_egress(options)
     from agent_sandbox.cli.execute import perform
     from agent_sandbox.engine.work import Command

@@ -16,6 +16,7 @@ from agent_sandbox.engine.recover import interrupted
 from agent_sandbox.errors import Busy, PolicyError, SandboxError
 from agent_sandbox.kernel import usage
 from agent_sandbox.policy.model import Policy, cloned
+from agent_sandbox.server.places import Places
 from agent_sandbox.workspace import sandbox_inventory
 from agent_sandbox.workspace.experiment_store import ExperimentStore
 from agent_sandbox.workspace.project import Project
@@ -208,6 +209,7 @@ def prune(options: PruneOptions, console: Console) -> VerbResult:
     store = _store()
     Plans(store).sweep()
     ExperimentStore(store).sweep()
+    Places(store).living()  # which removes what killed holders of sessions left
     chosen = _chosen(store, options)
     listed = [(known, PrunedSandbox(_listed(known), because)) for known, because in chosen]
     listed = [(known, each) for known, each in listed if each.because is not PruneReason.UNCHANGED or each.sandbox.is_unchanged]

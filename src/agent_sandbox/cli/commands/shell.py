@@ -11,7 +11,7 @@ from agent_sandbox.cli.options import CommandOptions
 from agent_sandbox.cli.parser import UsageError
 from agent_sandbox.cli.render.messages import Console, counted
 from agent_sandbox.cli.results import VerbResult
-from agent_sandbox.runtime.process.zygote import Zygote
+from agent_sandbox.runtime.process import zygote
 
 MARK = "(sandbox) "
 # bash evaluates PROMPT_COMMAND before each prompt, after its start-up files have set theirs. Other shells take PS1, if those leave it.
@@ -48,7 +48,7 @@ class ShellResult(VerbResult):
 
 def shell(options: CommandOptions, console: Console) -> VerbResult:
     """Run an interactive shell. Raises `UsageError` without a terminal."""
-    forked = None if options.explain else Zygote(None)
+    forked = None if options.explain else zygote.forked()
     egress = started_egress(options)
     from agent_sandbox.cli import caller  # after the fork, as `run` does
     from agent_sandbox.cli.execute import RunResult, perform  # after the fork, as `run` does

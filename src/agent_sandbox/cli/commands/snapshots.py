@@ -101,14 +101,14 @@ class SnapshotsResult(VerbResult):
 def snapshot(options: SandboxOptions) -> SnapshotResult:
     """Save the sandbox's state."""
     sandbox = current_and_whole(options.project, options.policy)
-    return SnapshotResult(_about(sandbox), _facts(Stored(sandbox.state).snapshot(*options.names)))
+    return SnapshotResult(_about(sandbox), snapshot_facts(Stored(sandbox.state).snapshot(*options.names)))
 
 
 def rollback(options: SandboxOptions) -> RollbackResult:
     """Go back to a snapshot."""
     sandbox = current_and_whole(options.project, options.policy)
     done = Stored(sandbox.state).rollback(*options.names)
-    return RollbackResult(_about(sandbox), _facts(done.to), _facts(done.kept) if done.kept else None)
+    return RollbackResult(_about(sandbox), snapshot_facts(done.to), snapshot_facts(done.kept) if done.kept else None)
 
 
 def snapshots(options: SandboxOptions, console: Console) -> VerbResult:
@@ -119,7 +119,7 @@ def snapshots(options: SandboxOptions, console: Console) -> VerbResult:
         question = f"Forget {counted(len(options.names), 'snapshot')}: {', '.join(map(shown, options.names))}?"
         if no := declined("snapshots --forget", question, console, yes=options.yes):
             return no
-    forgotten = tuple(_facts(stored.forget(name)) for name in options.names)
+    forgotten = tuple(snapshot_facts(stored.forget(name)) for name in options.names)
     history = stored.snapshots()
     listed = (
         ListedSnapshot(each.id, each.label, each.parent, each.created, each.automatic, each.id == history.head, depth)
@@ -132,5 +132,6 @@ def _about(sandbox: ProjectSandbox) -> SandboxFacts:
     return SandboxFacts(PathName(sandbox.project.path), sandbox.state.id)
 
 
-def _facts(snapshot: Snapshot) -> SnapshotFacts:
+def snapshot_facts(snapshot: Snapshot) -> SnapshotFacts:
+    """Return the facts about a snapshot."""
     return SnapshotFacts(snapshot.id, snapshot.label, snapshot.parent, snapshot.created, snapshot.automatic)

@@ -1,0 +1,127 @@
+"""The first lines of the program: let the daemon of this user perform the command line, or perform it here.
+
+The daemon (`server.daemon`) performs it in a process that is ready, with our streams, directory and environment. The result is the same; it
+comes sooner, because this process loads almost nothing. What the daemon cannot do exactly as we would, we do ourselves: it is of another
+version, lives in other namespaces or has other rights, one of our streams is a terminal, or the verb is about this process.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from agent_sandbox._fast.contexts import suppress
+from agent_sandbox._fast.values import TYPE_CHECKING
+from agent_sandbox.kernel import wire
+
+if TYPE_CHECKING:
+    import signal
+    import socket
+    from types import FrameType
+    from typing import NoReturn
+else:
+    import _signal as signal
+
+    from agent_sandbox._fast import sockets as socket
+
+# Verbs that do nothing but their own work: no question to a person, nothing about the caller's own process.
+VERBS = frozenset({"run", "code", "sim", "simulate", "diff", "status", "list", "log", "snapshot", "snapshots", "rollback"})
+PLACE, SOCKET = "daemon", "socket"  # in the directory of state
+OFF = "AGENT_SANDBOX_NO_DAEMON"
+# What the daemon answers: it performs it; nothing, so that we do; or it has too much to do. In the end, ENDED and the exit code, a byte.
+TAKEN, REFUSED, ENDED = b"t", b"r", b"e"
+_LOST = 125
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_BEFORE_A_VERB = ("--json", "--quiet", "-q")
+_OWN_WORDS = ("--capability",)  # hidden in our own command line, which the daemon cannot do
+_OWN_VARIABLES = ("AGENT_SANDBOX_CAPABILITY", "AGENT_SANDBOX_DEBUG", OFF)
+
+
+def program() -> NoReturn:
+    """Perform the command line, here or by the daemon, and exit at once."""
+    if (code := _by_daemon(sys.argv[1:])) is not None:
+        os._exit(code)
+    from agent_sandbox.cli.main import program  # after the lines above, which may do without it
+
+    program()
+
+
+def stamp() -> tuple[str, int, int]:
+    """What identifies this installation: where it is, and which files. It changes when another version is installed in the same place."""
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    status = os.stat(f"{package}/__init__.py")
+    return package, status.st_ino, status.st_mtime_ns
+
+
+def _by_daemon(line: list[str]) -> int | None:
+    """Let the daemon perform a command line, and return its exit code. None if this process has to."""
+    verb = next((word for word in line if word not in _BEFORE_A_VERB), "")
+    if sys.platform != "linux" or verb not in VERBS or any(name in os.environ for name in _OWN_VARIABLES):
+        return None
+    state = _state()
+    if not state or any(word.startswith(_OWN_WORDS) for word in line):
+        return None
+    try:
+        place = os.open(f"{state}/{PLACE}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        link.connect(f"/proc/self/fd/{place}/{SOCKET}")  # the path itself may be longer than an address can be
+        here = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        for stream in range(3):
+            if os.isatty(stream) or not os.fstat(stream):
+                return None
+    except OSError:  # nobody listens, or a stream is closed
+        return None
+    finally:
+        os.close(place)
+    before = {number: signal.getsignal(number) for number in _FORWARDED}
+    if any(handler is None or handler is signal.SIG_IGN for handler in before.values()):  # nohup
+        return None
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        with suppress(OSError):  # it has ended: so do we, when we read that
+            link.send(bytes([number]))
+
+    try:
+        wire.send(link, (stamp(), [os.fsencode(word) for word in line], list(os.environb.items()), _mask()), (0, 1, 2, here))
+        for number in before:
+            signal.signal(number, forward)
+        answer = link.recv(1)
+    except OSError:
+        answer = b""
+    if answer == TAKEN:
+        return _outcome(link)
+    if answer == REFUSED:
+        os.write(2, b"agent-sandbox: the daemon performs as much as it may, and too many others wait; try again later\n")
+        return _LOST
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    return None
+
+
+def _outcome(link: socket.socket) -> int:
+    """Wait until the command line has ended, and return its exit code."""
+    with suppress(OSError):
+        if link.recv(1) == ENDED and (code := link.recv(1)):
+            return code[0]
+    os.write(2, b"agent-sandbox: the daemon ended before this command did; what it ran was ended, too\n")
+    return _LOST
+
+
+def _state() -> str:
+    """The directory of state, as `assembly.Host.here` finds it; empty where that takes more than the environment."""
+    chosen, home = os.environ.get("AGENT_SANDBOX_STATE"), os.environ.get("HOME", "")
+    if chosen:
+        return os.path.abspath(chosen)
+    named = os.environ.get("XDG_STATE_HOME", "")
+    if os.path.isabs(named):
+        return os.path.join(named, "agent-sandbox")
+    return os.path.join(os.path.normpath(home), ".local/state/agent-sandbox") if os.path.isabs(home) else ""
+
+
+def _mask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask

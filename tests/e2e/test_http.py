@@ -1,0 +1,213 @@
+"""The HTTP interface of the daemon, as curl and other programs use it: the verbs of the command line, with the same results."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from agent_sandbox.cli import errand
+from tests.e2e.program import Shell, words
+from tests.e2e.test_daemon import alone, counts, serving
+from tests.patience import until
+
+QUICK = {"--throw-away": True}
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> Path:
+    return tmp_path / "token"
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+@pytest.fixture
+def served(shell: Shell, token_file: Path, port: int) -> Iterator[Shell]:
+    with serving(shell, "--listen", f"127.0.0.1:{port}", "--token-file", str(token_file)):
+        with client(shell) as asking:
+            assert until(lambda: answers(asking))
+        yield shell
+
+
+def place(shell: Shell) -> Path:
+    return Path(shell.env["AGENT_SANDBOX_STATE"], errand.PLACE, "http")
+
+
+def client(shell: Shell) -> httpx.Client:
+    """One who asks on the socket. Its path may be longer than an address can be."""
+    short = f"/proc/self/fd/{os.open(place(shell).parent, os.O_PATH)}/http"
+    return httpx.Client(transport=httpx.HTTPTransport(uds=short), base_url="http://daemon", timeout=None)
+
+
+def answers(asking: httpx.Client) -> bool:
+    try:
+        return asking.get("/healthz").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_a_verb_gives_what_the_command_line_gives(served: Shell) -> None:
+    with client(served) as asking:
+        line = "cat; echo $GREETING; echo aside >&2; exit 3"
+        asked = {"words": [line], "options": {**QUICK, "--env": ["GREETING"]}}
+        told = asking.post(
+            "/v1/verbs/run", json={**asked, "directory": str(served.cwd), "environment": {"GREETING": "hi"}, "stdin": "typed "}
+        ).json()
+        asked_there = Shell(served.cwd, {**alone(served).env, "GREETING": "hi"})
+        expected = json.loads(asked_there("--json", "run", "--throw-away", "--env", "GREETING", line, stdin=b"typed ").stdout)
+        del told["result"]["usage"], expected["usage"]
+        assert told == {"exit": 3, "result": expected, "messages": ""}
+        for verb in ("status", "diff", "list", "log"):
+            told = asking.post(f"/v1/verbs/{verb}", json={"directory": str(served.cwd)}).json()
+            assert told["exit"] == 0 and told["result"]["schema"].startswith(f"agent-sandbox/{verb}/")
+        listed = asking.post("/v1/verbs/run", json={"program": ["printf", "%s", "--version"], "directory": str(served.cwd)}).json()
+        assert listed["result"]["stdout"] == "--version", "what follows `program` is never an option of ours"
+
+
+def test_output_arrives_while_the_program_runs(served: Shell) -> None:
+    line = "echo first; printf '\\303'; sleep 0.1; printf '\\244\\n'; read line; echo $line >&2; printf '\\377'; exit 4"
+    asked = {"words": [line], "options": QUICK, "directory": str(served.cwd), "stdin_base64": base64.b64encode(b"typed\n").decode()}
+    with client(served) as asking:
+        with asking.stream("POST", "/v1/verbs/run", json=asked, headers={"Accept": "text/event-stream"}) as answer:
+            text = "".join(answer.iter_text())
+        events = [(kind.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for kind, data in _pairs(text)]
+        said = b"".join(_bytes(data) for kind, data in events if kind == "stdout")
+        assert said == b"first\n\xc3\xa4\n\xff" and events[-1] == ("end", {"exit": 4})
+        assert b"".join(_bytes(data) for kind, data in events if kind == "stderr") == b"typed\n"
+
+
+def _pairs(text: str) -> Iterator[list[str]]:
+    return (event.split("\n") for event in text.strip().split("\n\n"))
+
+
+def _bytes(data: dict[str, Any]) -> bytes:
+    return base64.b64decode(data["base64"]) if "base64" in data else str(data["text"]).encode()
+
+
+@pytest.mark.parametrize("how", ["document", "events"])
+def test_a_client_that_goes_away_ends_what_it_asked_for(served: Shell, how: str) -> None:
+    asked = json.dumps({"words": ["sleep 1000"], "options": QUICK, "directory": str(served.cwd)})
+    accept = "text/event-stream" if how == "events" else "application/json"
+    curl = ["curl", "--silent", "--no-buffer", "--unix-socket", "http", "-H", f"Accept: {accept}", "-d", asked, "http://x/v1/verbs/run"]
+    with subprocess.Popen(curl, cwd=place(served).parent, stdout=subprocess.DEVNULL) as asking:
+        assert until(lambda: counts(served)["performing"] == 1)
+        asking.kill()
+    assert until(lambda: counts(served)["performing"] == 0)
+    assert counts(served)["lost"] == 1
+
+
+BAD: list[tuple[str, Any, int]] = [
+    ("run", b"{", 400),
+    ("run", b"[1]", 400),
+    ("run", b"[" * 100_000, 400),
+    ("run", {"unknown": 1}, 400),
+    ("run", {"words": "echo"}, 400),
+    ("run", {"words": ["--version"]}, 400),
+    ("run", {"words": ["a\0b"]}, 400),
+    ("run", {"words": ["true"], "program": ["true"]}, 400),
+    ("status", {"program": ["true"]}, 400),
+    ("run", {"words": ["true"], "options": {"--no-such": True}}, 400),
+    ("run", {"words": ["true"], "options": {"--json": True}}, 400),
+    ("run", {"words": ["true"], "options": {"--timeout": True}}, 400),
+    ("run", {"words": ["true"], "options": {"--throw-away": "yes"}}, 400),
+    ("run", {"words": ["true"], "directory": "here"}, 400),
+    ("run", {"words": ["true"], "directory": "/no/such/directory"}, 400),
+    ("run", {"words": ["true"], "directory": "/\0"}, 400),
+    ("run", {"words": ["true"], "environment": {"A": 1}}, 400),
+    ("run", {"words": ["true"], "stdin_base64": "*"}, 400),
+    ("run", b"x" * (17 << 20), 413),
+    ("shell", {}, 404),
+    ("serve", {}, 404),
+    ("no-such", {}, 404),
+]
+
+
+def test_what_cannot_be_understood_is_refused_with_a_reason(served: Shell) -> None:
+    with client(served) as asking:
+        for verb, body, status in BAD:
+            content = body if isinstance(body, bytes) else json.dumps(body).encode()
+            answer = asking.post(f"/v1/verbs/{verb}", content=content)
+            assert answer.status_code == status, (verb, body)
+            assert answer.json()["schema"] == "agent-sandbox/problem/1" and answer.json()["message"]
+        assert asking.post("/v1/verbs/run", json={"words": ["true"], "options": QUICK}).status_code == 200
+        assert counts(served)["performed"] == 1, "none of the others was performed"
+
+
+def test_only_who_bears_the_token_is_heard_on_a_port(served: Shell, port: int, token_file: Path) -> None:
+    url, body = f"http://127.0.0.1:{port}/v1/verbs/run", {"words": ["echo 1"], "options": QUICK, "directory": str(served.cwd)}
+    token = token_file.read_text().strip()
+    wrong = ["", "Bearer", f"Bearer {token}x", f"Bearer {token[:-1]}", f"Basic {token}", token]
+    for given in wrong:
+        answer = httpx.post(url, json=body, headers={"Authorization": given} if given else {})
+        assert answer.status_code == 401, given
+    assert httpx.get(f"http://127.0.0.1:{port}/metrics").status_code == 401
+    bearing = {"Authorization": f"Bearer {token}"}
+    for page in ({"Host": f"rebound.example:{port}"}, {"Host": "127.0.0.1"}, {"Origin": "https://page.example"}, {"Origin": "null"}):
+        answer = httpx.post(url, json=body, headers={**bearing, **page})
+        assert answer.status_code == 403, page
+    assert counts(served)["performed"] == 0
+    right = httpx.post(url, json=body, headers=bearing, timeout=None)
+    assert right.status_code == 200 and right.json()["result"]["stdout"] == "1\n", "the control arm"
+    assert token_file.stat().st_mode & 0o777 == 0o600 and place(served).stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("--listen", "0.0.0.0:8765", "--token-file", "t"), "no address of this machine's own"),
+        (("--listen", "127.0.0.1:8765"), "needs --token-file"),
+        (("--listen", "127.0.0.1:none", "--token-file", "t"), "no address of this machine's own"),
+        (("--listen", "127.0.0.1:8765", "--token-file", "open"), "others can read or change the token"),
+        (("--listen", "127.0.0.1:8765", "--token-file", "short"), "too short"),
+        (("--token-file", "t"), "--token-file is for --listen"),
+        (("--status", "--http"), "about a daemon that runs"),
+    ],
+)
+def test_an_unsafe_door_is_not_opened(shell: Shell, options: tuple[str, ...], why: str) -> None:
+    (shell.cwd / "open").write_text("a-token-that-is-long-enough")
+    (shell.cwd / "open").chmod(0o644)
+    (shell.cwd / "short").touch(mode=0o600)
+    refused = shell("serve", *options)
+    assert refused.returncode == 2 and why in words(refused)
+
+
+def test_many_at_once_are_all_answered(served: Shell) -> None:
+    with client(served) as asking, ThreadPoolExecutor(50) as crowd:
+        body = {"words": ["echo $RANDOM"], "options": QUICK, "directory": str(served.cwd)}
+        told = list(crowd.map(lambda _: asking.post("/v1/verbs/run", json=body).json()["exit"], range(50)))
+    assert told == [0] * 50 and counts(served)["performed"] == 50
+
+
+def test_its_description_is_of_what_it_serves(served: Shell) -> None:
+    with client(served) as asking:
+        description = asking.get("/v1/openapi.json").json()
+        assert description["openapi"].startswith("3.1") and "/v1/verbs/run" in description["paths"]
+        assert "--timeout" in json.dumps(description["paths"]["/v1/verbs/run"])
+        assert asking.get("/v1/state").json()["running"] is True
+        assert "agent_sandbox_performed_total 0\n" in asking.get("/metrics").text
+        for path in description["paths"]:
+            answer = asking.options(path)
+            assert answer.status_code == 405, f"{path} is described but not served"
+
+
+def test_a_program_in_a_sandbox_cannot_ask_over_http(served: Shell) -> None:
+    ask = f"import os, socket; os.chdir({str(place(served).parent)!r}); socket.socket(socket.AF_UNIX).connect('http'); print('asked')"
+    outside = subprocess.run([sys.executable, "-c", ask], capture_output=True, check=False)
+    assert outside.stdout == b"asked\n", "the control arm"
+    inside = served("run", "--reveal", str(place(served).parent), "--", sys.executable, "-c", ask)
+    assert b"asked" not in inside.stdout and inside.returncode != 0
