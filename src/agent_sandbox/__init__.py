@@ -9,11 +9,12 @@ back what it changed. `ledger` records every action, before it is performed and 
 right order: decide, record, act, record. `cli` is the command line.
 
 Beside them lie the modules that programs import: `sandbox` (`Sandbox`, `create_sandbox`), `session` (Python interpreters that keep their
-state between turns), `workspaces` (`Workspace`, whose changes wait until they are promoted), `experiments` (`Experiment`, several attempts
-at once), `files` (files in each of these), `config`
-(every setting, explained), `options` (the same as types), `result`, `aio` (the same for asyncio), `replays` (run a record again),
-`timelines` (the steps of a session), `isolation`, `audit`, and `errors`, the exceptions of this package. A program that fails in a sandbox
-is a result, not an exception.
+state between turns), `live` (sandboxes whose programs go on between commands), `workspaces` (`Workspace`, whose changes wait until they are
+promoted), `experiments` (`Experiment`, several attempts at once), `live_experiments` (the same
+from a state of a session), `tasks` (`Coordinator`, a fresh sandbox for each task), `adapters`
+(backends for frameworks), `files` (files in each of these), `config` (every setting, explained), `options` (the same as types), `result`,
+`aio` (the same for asyncio), `replays` (run a record again), `timelines` (the steps of a session), `checkpoints` (sessions on disk),
+`isolation`, `audit`, and `errors`, the exceptions of this package. A program that fails in a sandbox is a result, not an exception.
 
 A module imports only modules of its own level and of lower levels. From the top, these are: the modules just named, then `engine`, then
 `runtime`, `workspace` and `ledger`, then `kernel` and `policy`, then `errors`. Names are loaded when they are first used, because a process
@@ -24,11 +25,13 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # see `_fast.values`
 if TYPE_CHECKING:
-    from agent_sandbox.aio import AsyncFiles, AsyncPastState, AsyncSandbox, AsyncSession, AsyncWorkspace
+    from agent_sandbox.aio import AsyncFiles, AsyncLiveSandbox, AsyncPastState, AsyncSandbox, AsyncSession, AsyncWorkspace
     from agent_sandbox.audit import AuditEntry, AuditLevel, AuditLog
+    from agent_sandbox.checkpoints import SessionCheckpoint, import_checkpoint, list_checkpoints
     from agent_sandbox.config import SandboxConfig
     from agent_sandbox.errors import (
         Busy,
+        CheckpointError,
         Conflicted,
         Denied,
         Drift,
@@ -47,8 +50,12 @@ if TYPE_CHECKING:
     from agent_sandbox.experiments import AttemptOutcome, AttemptSandbox, AttemptWork, Comparison, Experiment
     from agent_sandbox.files import FileEntry, SandboxFiles
     from agent_sandbox.isolation import IsolationBackend, IsolationConfig, ProcessIsolation
+    from agent_sandbox.live import LiveSandbox
+    from agent_sandbox.live_experiments import LiveExperiment
     from agent_sandbox.options import (
         CreateArguments,
+        LiveOptions,
+        ResumeOptions,
         RunOptions,
         SandboxArguments,
         SandboxSettings,
@@ -66,12 +73,14 @@ if TYPE_CHECKING:
     from agent_sandbox.result import SandboxResult, SandboxStatus
     from agent_sandbox.sandbox import Sandbox, create_sandbox, shell
     from agent_sandbox.session import SandboxSession
+    from agent_sandbox.tasks import Coordinator, Task, TaskOutcome
     from agent_sandbox.timelines import PastFrame, PastState, PastVariable, Rewound, StateDiff, Step, Timeline
     from agent_sandbox.workspaces import Workspace, WorkspaceDiff
 
 __all__ = [
     "AskRules",
     "AsyncFiles",
+    "AsyncLiveSandbox",
     "AsyncPastState",
     "AsyncSandbox",
     "AsyncSession",
@@ -83,9 +92,11 @@ __all__ = [
     "AuditLevel",
     "AuditLog",
     "Busy",
+    "CheckpointError",
     "CodeExecutor",
     "Comparison",
     "Conflicted",
+    "Coordinator",
     "CreateArguments",
     "Denied",
     "Drift",
@@ -99,6 +110,9 @@ __all__ = [
     "LaunchFailed",
     "LedgerBroken",
     "LedgerUnavailable",
+    "LiveExperiment",
+    "LiveOptions",
+    "LiveSandbox",
     "NetworkIntent",
     "NetworkPermission",
     "PastFrame",
@@ -111,6 +125,7 @@ __all__ = [
     "ProcessPermission",
     "RecordError",
     "Replay",
+    "ResumeOptions",
     "Rewound",
     "RunOptions",
     "RuntimeUnavailable",
@@ -125,10 +140,13 @@ __all__ = [
     "SandboxStatus",
     "SandboxWarning",
     "Secret",
+    "SessionCheckpoint",
     "SessionOptions",
     "SimulationOptions",
     "StateDiff",
     "Step",
+    "Task",
+    "TaskOutcome",
     "Timeline",
     "ToolError",
     "TurnOptions",
@@ -138,26 +156,31 @@ __all__ = [
     "WorkspaceOptions",
     "WorkspaceSimulationOptions",
     "create_sandbox",
+    "import_checkpoint",
+    "list_checkpoints",
     "replay",
     "shell",
 ]
 
 _HOMES = {
-    "aio": ("AsyncFiles", "AsyncPastState", "AsyncSandbox", "AsyncSession", "AsyncWorkspace"),
+    "aio": ("AsyncFiles", "AsyncLiveSandbox", "AsyncPastState", "AsyncSandbox", "AsyncSession", "AsyncWorkspace"),
     "audit": ("AuditEntry", "AuditLevel", "AuditLog"),
+    "checkpoints": ("SessionCheckpoint", "import_checkpoint", "list_checkpoints"),
     "config": ("SandboxConfig",),
     "errors": (
-        *("Busy", "Conflicted", "Denied", "Drift", "LaunchFailed", "LedgerBroken", "LedgerUnavailable", "PolicyError"),
+        *("Busy", "CheckpointError", "Conflicted", "Denied", "Drift", "LaunchFailed", "LedgerBroken", "LedgerUnavailable", "PolicyError"),
         *("RecordError", "RuntimeUnavailable", "SandboxError", "SandboxWarning", "ToolError", "WorkspaceError"),
     ),
     "executor": ("CodeExecutor", "ExecutionContext", "ExecutionResult"),
     "experiments": ("AttemptOutcome", "AttemptSandbox", "AttemptWork", "Comparison", "Experiment"),
+    "live_experiments": ("LiveExperiment",),
     "files": ("FileEntry", "SandboxFiles"),
     "isolation": ("IsolationBackend", "IsolationConfig", "ProcessIsolation"),
     "options": (
-        *("CreateArguments", "RunOptions", "SandboxArguments", "SandboxSettings", "SessionOptions", "SimulationOptions", "TurnOptions"),
-        *("WorkspaceOptions", "WorkspaceSimulationOptions"),
+        *("CreateArguments", "LiveOptions", "ResumeOptions", "RunOptions", "SandboxArguments", "SandboxSettings", "SessionOptions"),
+        *("SimulationOptions", "TurnOptions", "WorkspaceOptions", "WorkspaceSimulationOptions"),
     ),
+    "live": ("LiveSandbox",),
     "policy.bound_secrets": ("Secret",),
     "policy.intents": ("NetworkIntent",),
     "policy.model": ("AskRules",),
@@ -167,6 +190,7 @@ _HOMES = {
     "result": ("SandboxResult", "SandboxStatus"),
     "sandbox": ("Sandbox", "create_sandbox", "shell"),
     "session": ("SandboxSession",),
+    "tasks": ("Coordinator", "Task", "TaskOutcome"),
     "timelines": ("PastFrame", "PastState", "PastVariable", "Rewound", "StateDiff", "Step", "Timeline"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

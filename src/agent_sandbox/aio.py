@@ -12,21 +12,20 @@ import asyncio
 import functools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from inspect import iscoroutinefunction
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack
 
-from agent_sandbox._calls import Run, Runs, Shell, TextListener, check_type, code_of, work_of
+from agent_sandbox._aio_live import AsyncLiveSandbox
+from agent_sandbox._async_calls import CallLoop, CallThreads, to_its_end
+from agent_sandbox._calls import Shell, TextListener, check_type, code_of, work_of
 from agent_sandbox.config import SandboxConfig
 from agent_sandbox.engine.file_access import LARGEST
 from agent_sandbox.engine.timeline.tree import LOOK_SECONDS
-from agent_sandbox.engine.tools import named
 from agent_sandbox.files import FileEntry, SandboxFiles, entry_of, listed, one_entry, settled
 from agent_sandbox.options import (
     OnOutput,
     PathLike,
+    ResumeOptions,
     RunOptions,
     SandboxArguments,
     SessionOptions,
@@ -42,6 +41,7 @@ from agent_sandbox.workspace.changes import ChangeSet
 
 if TYPE_CHECKING:
     from agent_sandbox.audit import AuditLog
+    from agent_sandbox.checkpoints import SessionCheckpoint
     from agent_sandbox.engine.file_access import FileAnswer, FileRequest
     from agent_sandbox.engine.gate import Approver
     from agent_sandbox.engine.promote import CarriedOver, PromotionProposal
@@ -57,10 +57,8 @@ if TYPE_CHECKING:
     from agent_sandbox.workspace.stored_sandbox import Rollback
     from agent_sandbox.workspaces import Resolve, Workspace, WorkspaceDiff
 
-__all__ = ["AsyncFiles", "AsyncPastState", "AsyncSandbox", "AsyncSession", "AsyncWorkspace"]
+__all__ = ["AsyncFiles", "AsyncLiveSandbox", "AsyncPastState", "AsyncSandbox", "AsyncSession", "AsyncWorkspace"]
 
-# Threads of our own. The event loop has few threads, which also resolve host names, and a long run must not occupy them.
-MOST_AT_ONCE = 64
 T = TypeVar("T")
 
 
@@ -81,7 +79,7 @@ class AsyncSandbox:
     def __init__(self, config: SandboxConfig | None = None, **settings: Unpack[SandboxArguments]) -> None:
         """Take the arguments of `Sandbox`."""
         self._sandbox = Sandbox(config, **settings)
-        self._threads = _Threads(f"sandbox-{self.id}", self._sandbox._runs)
+        self._threads = CallThreads(f"sandbox-{self.id}", self._sandbox._runs)
 
     def __repr__(self) -> str:
         return f"Async{self._sandbox!r}"
@@ -113,17 +111,17 @@ class AsyncSandbox:
 
     async def execute(self, code: str, language: str = "python", **options: Unpack[RunOptions]) -> SandboxResult:
         """Run code, as `Sandbox.execute` does."""
-        loop = _Loop()
+        loop = CallLoop()
         return await loop.have(self._threads, self._sandbox._perform, code_of(code, language), loop.told(self.config, options))
 
     async def run(self, work: str | Sequence[str] | Shell, **options: Unpack[RunOptions]) -> SandboxResult:
         """Run code or a command, as `Sandbox.run` does."""
-        loop = _Loop()
+        loop = CallLoop()
         return await loop.have(self._threads, self._sandbox._perform, work_of(work), loop.told(self.config, options))
 
     async def simulate(self, work: str | Sequence[str] | Shell, **options: Unpack[SimulationOptions]) -> EffectPlan:
         """Run work and return its effects, as `Sandbox.simulate` does."""
-        return await _Loop().have(self._threads, self._sandbox._simulated, work_of(work), {**options})
+        return await CallLoop().have(self._threads, self._sandbox._simulated, work_of(work), {**options})
 
     async def replay(
         self,
@@ -135,15 +133,28 @@ class AsyncSandbox:
     ) -> Replay:
         """Replay a record, as `Sandbox.replay` does."""
         given: dict[str, Any] = {"env_vars": env_vars, "code": code, "stdin": stdin}
-        return await _Loop().have(self._threads, self._sandbox._replayed, record, given)
+        return await CallLoop().have(self._threads, self._sandbox._replayed, record, given)
 
     def session(self, **options: Unpack[SessionOptions]) -> AsyncSession:
         """Open a session, as `Sandbox.session` does. It belongs to the event loop that is running now."""
-        loop = _Loop()
+        given, session = self._in_loop(options)
+        return session(self._sandbox.session(**given))
+
+    async def resume(self, checkpoint: SessionCheckpoint | str, **options: Unpack[ResumeOptions]) -> AsyncSession:
+        """Go on from a checkpoint, as `Sandbox.resume` does."""
+        given, session = self._in_loop(options)
+        return session(await self._threads.finish(lambda: self._sandbox.resume(checkpoint, **given)))
+
+    def _in_loop(self, options: Mapping[str, Any]) -> tuple[dict[str, Any], Callable[[SandboxSession], AsyncSession]]:
+        loop = CallLoop()
         given = loop.told(self.config, options)
         on_output = given.pop("on_output", None)
         TextListener.of(on_output)  # raises TypeError
-        return AsyncSession(self._sandbox.session(**given), loop, self._threads, on_output)
+        return given, lambda session: AsyncSession(session, loop, self._threads, on_output)
+
+    def live(self, *, env_vars: Mapping[str, str] | None = None) -> AsyncLiveSandbox:
+        """Return a sandbox whose programs go on between commands, as `Sandbox.live` does."""
+        return AsyncLiveSandbox(self._sandbox.live(env_vars=env_vars))
 
     async def grant(self, *patterns: str, seconds: float, times: int | None = None) -> Token:
         """Pre-approve actions, as `Sandbox.grant` does."""
@@ -179,7 +190,7 @@ class AsyncSandbox:
 class AsyncSession:
     """`SandboxSession` for asyncio. Cancelling a task that awaits a turn ends the session."""
 
-    def __init__(self, session: SandboxSession, loop: _Loop, threads: _Threads, on_output: OnOutput | None) -> None:
+    def __init__(self, session: SandboxSession, loop: CallLoop, threads: CallThreads, on_output: OnOutput | None) -> None:
         self._session = session
         self._loop = loop
         self._threads = threads
@@ -227,6 +238,15 @@ class AsyncSession:
         """Return to the state before a step, as `SandboxSession.rewind` does."""
         return await self._threads.finish(lambda: self._session.rewind(step))
 
+    async def checkpoint(self, name: str = "") -> SessionCheckpoint:
+        """Save the session to disk, as `SandboxSession.checkpoint` does."""
+        return await self._threads.finish(lambda: self._session.checkpoint(name))
+
+    async def fork(self, step: Step | int | None = None, count: int = 1) -> tuple[AsyncSession, ...]:
+        """Return sessions that go on from the state before a step, as `SandboxSession.fork` does."""
+        made = await self._threads.finish(lambda: self._session.fork(step, count))
+        return tuple(AsyncSession(each, self._loop, self._threads, self._on_output) for each in made)
+
     async def inspect(self, step: Step | int | None = None) -> AsyncPastState:
         """Return the state before a step, to look at, as `SandboxSession.inspect` does."""
         return AsyncPastState(await self._threads.finish(lambda: self._session.inspect(step)), self._threads)
@@ -237,7 +257,7 @@ class AsyncSession:
 
     async def close(self) -> None:
         """End the session, as `SandboxSession.close` does."""
-        await _to_its_end(asyncio.ensure_future(asyncio.to_thread(self._session.close)))
+        await to_its_end(asyncio.ensure_future(asyncio.to_thread(self._session.close)))
 
     async def __aenter__(self) -> Self:
         return self
@@ -249,7 +269,7 @@ class AsyncSession:
 class AsyncPastState:
     """`PastState` for asyncio."""
 
-    def __init__(self, state: PastState, threads: _Threads) -> None:
+    def __init__(self, state: PastState, threads: CallThreads) -> None:
         self._state = state
         self._threads = threads
 
@@ -295,7 +315,7 @@ class AsyncWorkspace:
 
         check_type("workspace", workspace, Workspace)
         self._workspace = workspace
-        self._threads = _Threads(f"workspace-{workspace.id}", workspace._runs)
+        self._threads = CallThreads(f"workspace-{workspace.id}", workspace._runs)
 
     @classmethod
     def over(
@@ -332,15 +352,19 @@ class AsyncWorkspace:
 
     async def execute(self, code: str, language: str = "python", **options: Unpack[WorkspaceOptions]) -> SandboxResult:
         """Run code, as `Workspace.execute` does."""
-        return await _Loop().have(self._threads, self._workspace._perform, code_of(code, language), {**options})
+        return await CallLoop().have(self._threads, self._workspace._perform, code_of(code, language), {**options})
 
     async def run(self, work: str | Sequence[str] | Shell, **options: Unpack[WorkspaceOptions]) -> SandboxResult:
         """Run code or a command, as `Workspace.run` does."""
-        return await _Loop().have(self._threads, self._workspace._perform, work_of(work), {**options})
+        return await CallLoop().have(self._threads, self._workspace._perform, work_of(work), {**options})
+
+    def live(self, *, kept: bool = True, env_vars: Mapping[str, str] | None = None) -> AsyncLiveSandbox:
+        """Return a sandbox of this project whose programs go on between commands, as `Workspace.live` does."""
+        return AsyncLiveSandbox(self._workspace.live(kept=kept, env_vars=env_vars))
 
     async def simulate(self, work: str | Sequence[str] | Shell, **options: Unpack[WorkspaceSimulationOptions]) -> EffectPlan:
         """Run work on a clone of the sandbox and return its effects, as `Workspace.simulate` does."""
-        return await _Loop().have(self._threads, self._workspace._simulated, work_of(work), {**options})
+        return await CallLoop().have(self._threads, self._workspace._simulated, work_of(work), {**options})
 
     async def carry_out(
         self,
@@ -435,7 +459,7 @@ class AsyncWorkspace:
 class AsyncFiles:
     """`SandboxFiles` for asyncio. Cancelling a task that awaits an operation kills the operation; a write may leave a part."""
 
-    def __init__(self, files: SandboxFiles, threads: _Threads) -> None:
+    def __init__(self, files: SandboxFiles, threads: CallThreads) -> None:
         self._operate, self._requests = files._operate, files._requests
         self._threads = threads
 
@@ -456,9 +480,9 @@ class AsyncFiles:
         request = self._requests.list(path)
         return listed(request, await self._ask(request))
 
-    async def stat(self, path: PathLike) -> FileEntry:
+    async def stat(self, path: PathLike, *, follow_links: bool = False) -> FileEntry:
         """Return one entry, as `SandboxFiles.stat` does."""
-        request = self._requests.plain("stat", path)
+        request = self._requests.stat(path, follow_links)
         return entry_of(one_entry(await self._ask(request)), request.path)
 
     async def exists(self, path: PathLike) -> bool:
@@ -474,117 +498,4 @@ class AsyncFiles:
         await self._ask(self._requests.remove(path, recursive))
 
     async def _ask(self, request: FileRequest) -> FileAnswer:
-        return settled(request, await _Loop().have(self._threads, self._operate, request, {}))
-
-
-class _Threads:
-    """The threads that do the calls of one sandbox or workspace."""
-
-    def __init__(self, name: str, runs: Runs) -> None:
-        self._pool = ThreadPoolExecutor(MOST_AT_ONCE, thread_name_prefix=name)
-        self._runs = runs
-
-    def submit(self, call: Callable[[], T]) -> Future[T]:
-        """Do a call in a thread. Raises `SandboxError` if the sandbox or workspace is closed."""
-        self._runs.check_open()
-        return self._pool.submit(call)
-
-    async def finish(self, call: Callable[[], T]) -> T:
-        """Do a call in a thread and return its result. If the awaiting task is cancelled, the call is brought to its end first."""
-        job = self.submit(call)
-        return await _to_its_end(asyncio.wrap_future(job), job)
-
-    async def close(self, close: Callable[[], None]) -> None:
-        """Close the sandbox or workspace, and then the threads."""
-        # In a thread outside the pool: all threads of the pool may be busy with the runs to be ended.
-        await _to_its_end(asyncio.ensure_future(asyncio.to_thread(close)))
-        self._pool.shutdown(wait=False)
-
-
-async def _to_its_end(working: asyncio.Future[T], job: Future[T] | None = None, on_cancel: Callable[[], None] = lambda: None) -> T:
-    """Await something that is done in a thread. If the awaiting task is cancelled, also twice, it ends only when the thread is done.
-
-    `job` is the thread's side, if it may be taken back as long as it waits for a thread. `on_cancel` is called to end it sooner.
-    """
-    try:
-        return await asyncio.shield(working)
-    except asyncio.CancelledError:
-        if job is None or not job.cancel():
-            on_cancel()
-            while not working.done():
-                with suppress(asyncio.CancelledError):
-                    await asyncio.wait({working})
-            if not working.cancelled():
-                working.exception()  # the task is cancelled, so it does not matter how this ended; but somebody has looked
-        raise
-
-
-class _Loop:
-    """An event loop that awaits runs in other threads, and executes the coroutine tools that these runs call."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._awaited: set[Future[object]] = set()
-        self._over = False
-
-    async def have(self, threads: _Threads, perform: Callable[..., T], what: object, options: Mapping[str, Any]) -> T:
-        """Call `perform` in a thread and return its result. If the awaiting task is cancelled, the run is killed."""
-        run, given = Run(), dict(options)
-        listener = None
-        if given.get("on_output") is not None:
-            TextListener.of(given["on_output"])  # raises TypeError
-            listener = given["on_output"] = _Relay(given["on_output"], self._loop, run.cancel)
-        job = threads.submit(functools.partial(perform, run, what, **given))
-
-        def end() -> None:
-            run.cancel()
-            self._over = True  # before the loop: `_called` reads it after adding its future, so one of the two cancels
-            for future in list(self._awaited):
-                future.cancel()
-
-        outcome = await _to_its_end(asyncio.wrap_future(job, loop=self._loop), job, end)
-        if listener is not None and listener.raised is not None:
-            raise listener.raised
-        return outcome
-
-    def told(self, config: SandboxConfig, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options, with each coroutine function among the tools wrapped in a function that the thread of a run can call."""
-        every = {**config._toolbox, **named(options.get("tools", ()))}
-        tools = {name: self._called(tool) if iscoroutinefunction(tool) else tool for name, tool in every.items()}
-        return {**options, "tools": tools} if tools else {**options}
-
-    def _called(self, tool: Callable[..., Any]) -> Callable[..., object]:
-        @functools.wraps(tool)
-        def call(*args: Any, **kwargs: Any) -> object:
-            future = asyncio.run_coroutine_threadsafe(tool(*args, **kwargs), self._loop)
-            self._awaited.add(future)
-            if self._over:
-                future.cancel()
-            try:
-                return future.result()
-            finally:
-                self._awaited.discard(future)
-
-        return call
-
-
-class _Relay:
-    """Carries output from the thread of a run to the event loop. The first exception of the callback ends the run."""
-
-    def __init__(self, call: OnOutput, loop: asyncio.AbstractEventLoop, cancel: Callable[[], None]) -> None:
-        self._call = call
-        self._loop = loop
-        self._cancel = cancel
-        self.raised: Exception | None = None
-
-    def __call__(self, stream: Literal["stdout", "stderr"], text: str) -> None:
-        self._loop.call_soon_threadsafe(self._pass_on, stream, text)
-
-    def _pass_on(self, stream: Literal["stdout", "stderr"], text: str) -> None:
-        if self.raised is not None:
-            return
-        try:
-            self._call(stream, text)
-        except Exception as error:
-            self.raised = error
-            self._cancel()
+        return settled(request, await CallLoop().have(self._threads, self._operate, request, {}))

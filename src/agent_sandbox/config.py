@@ -12,17 +12,19 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
+from agent_sandbox._calls import check_type
 from agent_sandbox.assembly import ONE_WALL, check_system, here, registry
-from agent_sandbox.audit import AuditLevel
+from agent_sandbox.audit import AuditLevel, AuditLog
 from agent_sandbox.engine.code_check import EarlyLook
 from agent_sandbox.engine.provisions import Provisions
 from agent_sandbox.engine.tools import named
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.options import PathLike
+from agent_sandbox.policy.action import LANGUAGES, canonical_language
 from agent_sandbox.policy.bound_secrets import Secret
 from agent_sandbox.policy.code.patterns import Rule
 from agent_sandbox.policy.intents import NetworkIntent, combined
-from agent_sandbox.policy.model import EVERYWHERE, MIB, OFFLINE, Limits, Policy, ProgramRules, locked, repeatable
+from agent_sandbox.policy.model import EVERYWHERE, MIB, OFFLINE, AskRules, Limits, Policy, ProgramRules, locked, repeatable
 from agent_sandbox.policy.network import NetworkRules
 from agent_sandbox.policy.paths import PathPattern, Tree, ancestors, anchor, normalise, parse
 from agent_sandbox.policy.publications import Publication
@@ -369,3 +371,24 @@ def _limit(ours: str, value: object, theirs: str, unit: int) -> object:
     except PolicyError as error:
         raise PolicyError(f"{ours} cannot be {value!r}: it must be a positive number", hint=error.hint) from None
     return counted
+
+
+def check_arguments(config: object, permissions: object, audit: object, asks: object, name: object) -> None:
+    """Raise TypeError for an argument of `Sandbox` of another type, with what the caller may have meant."""
+    if config is not None and not isinstance(config, SandboxConfig):
+        meant = "settings by name, as in Sandbox(timeout_seconds=10), or Sandbox(SandboxConfig(…))"
+        if isinstance(config, str):
+            language = canonical_language(config)
+            meant = f"Sandbox().execute(code, {language!r})" if language in LANGUAGES else f"Sandbox(runtime={config!r}), or {meant}"
+        elif isinstance(config, Mapping):
+            meant = "Sandbox(**settings)"
+        check_type("config", config, SandboxConfig, write=meant)
+    if permissions is not None:
+        from agent_sandbox.permissions import PermissionSet  # few sandboxes are given one
+
+        check_type("permissions", permissions, PermissionSet, write="permissions=PermissionSet(…)")
+    if audit is not None:
+        check_type("audit", audit, AuditLog, write="audit=AuditLog()")
+    if asks is not None:
+        check_type("asks", asks, AskRules, write="asks=AskRules(…)")
+    check_type("name", name, str, write='name="…"')

@@ -13,6 +13,7 @@
     ├── Drift                the real tree has changed meanwhile (carries the paths); nothing was changed
     ├── Conflicted           both sides changed the same file, and somebody has to choose (carries the conflicts); nothing was changed
     ├── RecordError          the record of a run cannot be read, written or replayed
+    ├── CheckpointError      a durable checkpoint cannot be saved, read or resumed; nothing of it has run
     ├── LedgerUnavailable    the record cannot be written, so the action was not performed
     └── LedgerBroken         the record has been changed or damaged
 
@@ -108,6 +109,10 @@ class Conflicted(SandboxError):
 
 class RecordError(SandboxError):
     """The record of a run cannot be read, or cannot be replayed with what is here."""
+
+
+class CheckpointError(SandboxError):
+    """A durable checkpoint cannot be saved, read or resumed. Nothing of it has run, and no part of it was kept."""
 
 
 class LedgerUnavailable(SandboxError):

@@ -79,9 +79,14 @@ class FileRequests:
         """Return the request to list a directory."""
         return FileRequest("list", self._path(path), limit=MOST_ENTRIES)
 
-    def plain(self, operation: Literal["stat", "exists"], path: PathLike) -> FileRequest:
+    def plain(self, operation: Literal["exists"], path: PathLike) -> FileRequest:
         """Return a request that needs nothing but a path, and changes nothing."""
         return FileRequest(operation, self._path(path))
+
+    def stat(self, path: PathLike, follow_links: bool) -> FileRequest:
+        """Return the request to describe an entry."""
+        check_type("follow_links", follow_links, bool)
+        return FileRequest("stat", self._path(path), follow=follow_links)
 
     def mkdir(self, path: PathLike) -> FileRequest:
         """Return the request to make a directory."""
@@ -146,9 +151,9 @@ class SandboxFiles:
         request = self._requests.list(path)
         return listed(request, self._ask(request))
 
-    def stat(self, path: PathLike) -> FileEntry:
-        """Return one entry. A link is not followed. Raises FileNotFoundError if there is none."""
-        request = self._requests.plain("stat", path)
+    def stat(self, path: PathLike, *, follow_links: bool = False) -> FileEntry:
+        """Return one entry: a link itself, or with `follow_links` what it leads to. Raises FileNotFoundError if there is none."""
+        request = self._requests.stat(path, follow_links)
         return entry_of(one_entry(self._ask(request)), request.path)
 
     def exists(self, path: PathLike) -> bool:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 PathLike = str | bytes | os.PathLike[str]
 OnOutput = Callable[[Literal["stdout", "stderr"], str], object]
+Steps = Literal["statement", "line"]
 Tools = Mapping[str, Callable[..., object]] | Iterable[Callable[..., object]]
 
 
@@ -123,15 +124,30 @@ class RunOptions(TypedDict, total=False):
     on_output: OnOutput
 
 
-class SessionOptions(TypedDict, total=False):
-    """Options of a session. They hold for all of its turns; `timeout` limits each turn."""
+class ResumeOptions(TypedDict, total=False):
+    """Options of a session that is resumed. They hold for all of its turns; `timeout` limits each turn.
+
+    env_vars: set in addition to the variables that the session had.
+    """
 
     env_vars: Mapping[str, str]
     timeout: float
-    args: Sequence[str]
     tools: Tools
     on_output: OnOutput
+
+
+class SessionOptions(ResumeOptions, total=False):
+    """Options of a session. They hold for all of its turns; `timeout` limits each turn.
+
+    timeline: keep the state before each statement, or each command of a shell, to look at and to return to.
+    language: "python" or "shell".
+    steps: what is a step of the timeline: each "statement", or also each "line" that one executes in functions of the program.
+    """
+
+    args: Sequence[str]
     timeline: bool
+    language: str
+    steps: Steps
 
 
 class TurnOptions(TypedDict, total=False):
@@ -165,3 +181,9 @@ class WorkspaceOptions(WorkspaceSimulationOptions, total=False):
 
     on_output: OnOutput
     watch_reads: bool
+
+
+class LiveOptions(WorkspaceSimulationOptions, total=False):
+    """Options of a command in a live sandbox: those of a run, and the directory in which it starts, from the working directory on."""
+
+    on_output: OnOutput

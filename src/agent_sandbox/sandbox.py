@@ -25,7 +25,6 @@ from agent_sandbox._calls import (
     Shell,
     TextListener,
     check_timeout,
-    check_type,
     code_of,
     encoded,
     exchanges_of,
@@ -37,32 +36,34 @@ from agent_sandbox._calls import (
 from agent_sandbox._fast.values import replace
 from agent_sandbox.assembly import here
 from agent_sandbox.audit import AuditLevel, AuditLog
-from agent_sandbox.config import SandboxConfig, check_seed
+from agent_sandbox.config import SandboxConfig, check_arguments, check_seed
 from agent_sandbox.engine.code_check import EarlyLook
 from agent_sandbox.engine.plan_launch import NATIVE, SCRATCH
 from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.tools import named
 from agent_sandbox.engine.work import Code, Command, Work, action_of
 from agent_sandbox.errors import Denied, PolicyError, RuntimeUnavailable, SandboxError, SandboxWarning
-from agent_sandbox.options import CreateArguments, OnOutput, RunOptions, SandboxSettings, SessionOptions, SimulationOptions
-from agent_sandbox.policy.action import LANGUAGES, canonical_language
+from agent_sandbox.options import CreateArguments, OnOutput, ResumeOptions, RunOptions, SandboxSettings, SessionOptions, SimulationOptions
 from agent_sandbox.policy.model import AskRules, Guarantee, Policy, repeatable, with_network
 from agent_sandbox.policy.paths import Glob
 from agent_sandbox.result import SandboxResult, SandboxStatus
 
 if TYPE_CHECKING:
     from agent_sandbox.approvals import Asking
+    from agent_sandbox.checkpoints import SessionCheckpoint
     from agent_sandbox.engine.file_access import FileAnswer, FileRequest
     from agent_sandbox.engine.gate import Approver
     from agent_sandbox.engine.records import Record
     from agent_sandbox.engine.simulation.plan import EffectPlan
     from agent_sandbox.files import SandboxFiles
+    from agent_sandbox.live import LiveSandbox
     from agent_sandbox.network_changes import NetworkChanges
     from agent_sandbox.permissions import PermissionSet
     from agent_sandbox.policy.action import Action
     from agent_sandbox.policy.decide import Ask
     from agent_sandbox.policy.tokens import Token
     from agent_sandbox.replays import Replay
+    from agent_sandbox.runtime.base import ScriptFile
     from agent_sandbox.session import SandboxSession
 
 __all__ = ["Sandbox", "Shell", "create_sandbox", "shell"]
@@ -99,17 +100,17 @@ class Sandbox:
         An answer for the whole run holds until this sandbox is closed, and for a host until the run ends. A capability is granted to a
         sandbox by its `name`, or by its `id` if it has no name.
         """
-        _check_arguments(config, permissions, audit, asks, name)
+        check_arguments(config, permissions, audit, asks, name)
         chosen = SandboxConfig(**settings) if config is None else replace(config, **settings) if settings else config
         self.config = chosen if permissions is None else permissions.over(chosen)
-        self.id = secrets.token_hex(8)
+        self.id = self._new_id()
         wanted = self.config.policy() if asks is None else replace(self.config.policy(), asks=asks)
         tokens = tuple(capabilities)
         if tokens:
             from agent_sandbox.approvals import opened_hosts  # few sandboxes are given one
 
             wanted = with_network(wanted, wanted.network.with_capable(opened_hosts(tokens, name or self.id)))
-        bound = policy_files.bound(wanted, self.config._early_look())
+        bound = self._bound(wanted)
         self._early, self._most_seconds = bound.early, bound.most_seconds
         self._warnings = (*self.config.warnings, *bound.warnings)
         self._asking: Asking | None = None
@@ -137,7 +138,7 @@ class Sandbox:
         self._session = self._lately = self._session_for(bound.policy, self._early)  # `_lately`: the last session for other settings
         self._expires = None if self.config.lifetime_seconds is None else time.monotonic() + self.config.lifetime_seconds
         self._runs = Runs("sandbox", self._check_lifetime)
-        self._sessions: weakref.WeakSet[SandboxSession] = weakref.WeakSet()  # a session that nobody has any more ends
+        self._sessions: weakref.WeakSet[SandboxSession | LiveSandbox] = weakref.WeakSet()  # a session that nobody has any more ends
         self._last = SandboxStatus.PENDING
         self._check_the_view_can_be_built()
         for warning in self._warnings:
@@ -169,6 +170,16 @@ class Sandbox:
             unkept=lambda path: why,
             instead="use the files of sandbox.session() or Workspace.over(…)",
         )
+
+    _script: ScriptFile | None = None  # the file that the code of a session is from, if there is one
+
+    def _new_id(self) -> str:
+        """Return the id of this sandbox in results and in the ledger."""
+        return secrets.token_hex(8)
+
+    def _bound(self, wanted: Policy) -> policy_files.Bound:
+        """Return the policy of the settings, narrowed by the policy files that bind this sandbox: by the system's alone."""
+        return policy_files.bound(wanted, self.config._early_look())
 
     @property
     def _observes(self) -> bool:
@@ -220,19 +231,72 @@ class Sandbox:
         return plan
 
     def session(self, **options: Unpack[SessionOptions]) -> SandboxSession:
-        """Open a Python interpreter that keeps its state from turn to turn. Close it, best by `with`.
+        """Open a Python interpreter, or with `language="shell"` a bash, that keeps its state from turn to turn. Close it, best by `with`.
 
         >>> with Sandbox().session() as session:
         ...     session.run("x = 20").success, session.run("x + 1").value
         (True, 21)
+
+        Raises `PolicyError` for a shell without `allow_subprocess=True`, or with tools.
         """
         from agent_sandbox.session import SandboxSession  # which is made of this module
 
-        session = SandboxSession(self, **options)
+        return self._kept(SandboxSession(self, **options))
+
+    def resume(self, checkpoint: SessionCheckpoint | str, **options: Unpack[ResumeOptions]) -> SandboxSession:
+        """Go on from a checkpoint that `session.checkpoint()` saved, given as that, or by its name or id. Needs the wasm runtime.
+
+        The session has the rules, limits and tools of this sandbox, not those it was saved under. Variables, open files and files are as
+        they were, over the machine's files as they are now. Raises `CheckpointError` if the checkpoint is damaged, or was saved by another
+        version or on another kind of machine, and `Denied` if the policy permits no code.
+        """
+        from agent_sandbox.checkpoints import resume  # few sandboxes resume anything
+
+        self._runs.check_open()
+        return self._kept(resume(self, checkpoint, options.pop("env_vars", None), dict(options)))
+
+    def _kept(self, session: SandboxSession) -> SandboxSession:
+        """Remember a session, to close it with this sandbox. If that is closed already, close the session and raise `SandboxError`."""
+        try:
+            with self._runs.lock():
+                self._runs.check_open()
+                self._sessions.add(session)
+        except SandboxError:
+            session.close()
+            raise
+        return session
+
+    def live(self, *, env_vars: Mapping[str, str] | None = None) -> LiveSandbox:
+        """Return a sandbox in which programs run at the same time and go on between commands. Close it, best by `with`.
+
+        >>> with Sandbox(allow_subprocess=True).live() as live:
+        ...     live.files.write("note.txt", "hello")
+        ...     live.run(["cat", "note.txt"]).stdout
+        'hello'
+        """
+        from agent_sandbox.live import LiveSandbox, native_runtimes  # few sandboxes are used this way
+
+        config = self.config
+        work = Work(
+            Code("python", ""),
+            with_variables({**ENVIRONMENT, **config.env_vars}, env_vars),
+            cwd=config.cwd or SCRATCH,
+            observe=self._observes,
+            log_observed=True,
+            publish=config._publications(),
+        )
+        live = LiveSandbox(
+            replace(self._within(None)[0], runtimes=native_runtimes(config.runtime)),
+            work,
+            sandbox_id=self.id,
+            runs=self._runs,
+            most_seconds=lambda timeout: self._time_for(timeout)[0],
+            lifetime=lambda: self._time_for(None)[2],
+        )
         with self._runs.lock():
             self._runs.check_open()
-            self._sessions.add(session)
-        return session
+            self._sessions.add(live)
+        return live
 
     def _perform(
         self,
@@ -491,7 +555,7 @@ class Sandbox:
         for session in self._open_sessions():
             session.kill()
 
-    def _open_sessions(self) -> list[SandboxSession]:
+    def _open_sessions(self) -> list[SandboxSession | LiveSandbox]:
         with self._runs.lock():
             return list(self._sessions)
 
@@ -513,27 +577,6 @@ class Sandbox:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-
-def _check_arguments(config: object, permissions: object, audit: object, asks: object, name: object) -> None:
-    """Raise TypeError for an argument of another type, with what the caller may have meant."""
-    if config is not None and not isinstance(config, SandboxConfig):
-        meant = "settings by name, as in Sandbox(timeout_seconds=10), or Sandbox(SandboxConfig(…))"
-        if isinstance(config, str):
-            language = canonical_language(config)
-            meant = f"Sandbox().execute(code, {language!r})" if language in LANGUAGES else f"Sandbox(runtime={config!r}), or {meant}"
-        elif isinstance(config, Mapping):
-            meant = "Sandbox(**settings)"
-        check_type("config", config, SandboxConfig, write=meant)
-    if permissions is not None:
-        from agent_sandbox.permissions import PermissionSet  # few sandboxes are given one
-
-        check_type("permissions", permissions, PermissionSet, write="permissions=PermissionSet(…)")
-    if audit is not None:
-        check_type("audit", audit, AuditLog, write="audit=AuditLog()")
-    if asks is not None:
-        check_type("asks", asks, AskRules, write="asks=AskRules(…)")
-    check_type("name", name, str, write='name="…"')
 
 
 def create_sandbox(timeout: float | None = 30.0, **settings: Unpack[CreateArguments]) -> Sandbox:

@@ -1,4 +1,4 @@
-"""A Python interpreter that keeps its state between turns. A thin layer over `engine.turns`.
+"""A Python interpreter, or a shell, that keeps its state between turns. A thin layer over `engine.turns`.
 
 Errors are as in `sandbox`: a problem of the code is a result; a problem of the settings or of this machine is raised.
 """
@@ -11,7 +11,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, get_args
 
 from agent_sandbox import result
 from agent_sandbox._calls import (
@@ -27,18 +27,21 @@ from agent_sandbox._calls import (
     words_of,
 )
 from agent_sandbox._fast.values import replace
+from agent_sandbox.assembly import here
 from agent_sandbox.engine.plan_launch import SCRATCH
 from agent_sandbox.engine.tools import named
-from agent_sandbox.engine.turns import InterpreterTurns, Turn
+from agent_sandbox.engine.turns import DURABLE, InterpreterTurns, Turn
 from agent_sandbox.engine.work import Code, Work
-from agent_sandbox.errors import Denied, PolicyError, SandboxError
-from agent_sandbox.options import OnOutput, TurnOptions
+from agent_sandbox.errors import Denied, PolicyError, RuntimeUnavailable, SandboxError
+from agent_sandbox.options import OnOutput, Steps, TurnOptions
 from agent_sandbox.result import SandboxResult, SandboxStatus
 from agent_sandbox.sandbox import Sandbox
 from agent_sandbox.workspace.changes import ChangeSet
 
 if TYPE_CHECKING:
+    from agent_sandbox.checkpoints import SessionCheckpoint
     from agent_sandbox.engine.file_access import FileAnswer, FileRequest
+    from agent_sandbox.engine.state_transfer import Resumption
     from agent_sandbox.engine.timeline.recorder import TimelineRecorder
     from agent_sandbox.engine.timeline.tree import Step
     from agent_sandbox.engine.work import Outcome
@@ -48,15 +51,20 @@ if TYPE_CHECKING:
 __all__ = ["SandboxSession"]
 
 T = TypeVar("T")
+STEPS = get_args(Steps)
 
 
 class SandboxSession:
-    """A Python interpreter in a sandbox, made by `Sandbox.session`. It runs one turn at a time; others wait.
+    """A Python interpreter or a shell in a sandbox, made by `Sandbox.session`. It runs one turn at a time; others wait.
 
     Variables, imports, functions, the working directory and files stay from turn to turn. `result.value` is the value of the turn's last
     expression, as data. If the value is not data, `result.value` is None and `result.value_repr` is its repr. An exception, or
     `sys.exit()`, ends only its turn; the session goes on. A turn that exceeds its time, or that ends the interpreter, ends the session. Its
     result says why, and from then on `run` raises `SandboxError`.
+
+    In a shell session each turn is a command of bash. Variables, functions, aliases, options, traps, the umask and the working directory
+    stay, however the command ends; `exit` ends only its turn. If a command leaves no state, as after `exec`, the state before it stays, and
+    `result.notes` say so. Open descriptors and jobs do not stay.
 
     Wall time and output are limited for each turn; processor time, memory, processes and disk for the session. Between turns nothing is
     read from the interpreter: output and tool calls of its threads wait for the next turn.
@@ -68,6 +76,10 @@ class SandboxSession:
     ...     session.files.write("numbers.txt", "1 2 3")
     ...     session.run("sum(map(int, open('numbers.txt').read().split()))").value
     6
+    >>> with Sandbox(allow_subprocess=True).session(language="shell") as session:
+    ...     _ = session.run("cd /usr; twice() { echo $1 $1; }")
+    ...     session.run("twice $PWD").stdout
+    '/usr /usr\\n'
     """
 
     def __init__(
@@ -80,33 +92,58 @@ class SandboxSession:
         tools: object = (),
         on_output: OnOutput | None = None,
         timeline: bool = False,
+        resumes: tuple[Resumption, int | None] | None = None,
+        language: str = "python",
+        steps: Steps = "statement",
     ) -> None:
         check_type("sandbox", sandbox, Sandbox, write="Sandbox().session()")
         config = sandbox.config
         check_timeout(timeout)
         TextListener.of(on_output)  # raises TypeError
-        handed = {**config._toolbox, **named(tools)}
-        self._sandbox = sandbox
-        self._timeout = timeout
-        self._on_output = on_output
-        self._recorder = _recorder() if timeline else None
-        self._tools = bool(handed)
-        self._turns = InterpreterTurns(
-            sandbox._within(timeout, tools=handed, deterministic=sandbox.config.deterministic)[0],
+        self._language = code_of("", language).language
+        shell = self._language == "bash"
+        _check_language(self._language, sandbox, steps, has_tools=bool(named(tools)))
+        handed = {} if shell else {**config._toolbox, **named(tools)}
+        recorder = _recorder(steps, timeline=timeline)
+        session = sandbox._within(timeout, tools=handed, deterministic=sandbox.config.deterministic)[0]
+        resumption, seed = resumes or (None, None)
+        self._seed = config.seed if seed is None else seed  # of a deterministic session
+        turns = InterpreterTurns(
+            session if resumption is None else replace(session, runtimes=here().runtimes(DURABLE)),
             Work(
-                Code("python", "", words_of("args", args)),
-                with_variables({**ENVIRONMENT, **config.env_vars}, env_vars),
+                Code(self._language, "", words_of("args", args), sandbox._script),
+                with_variables({**ENVIRONMENT, **(_one_thread() if timeline else {}), **config.env_vars}, env_vars),
                 cwd=config.cwd,
-                preload=tuple(config.preload),
+                preload=() if shell else tuple(config.preload),
                 tools=handed,
                 ends=sandbox._expires,
-                seed=config.seed,
+                seed=self._seed,
                 observe=sandbox._observes and not config.deterministic,
                 log_observed=True,
                 publish=config._publications(),
-                timeline=self._recorder,
+                shell=shell,
+                timeline=recorder,
             ),
+            resumption,
         )
+        self._begin(sandbox, timeout, on_output, recorder, turns, tools=bool(handed))
+
+    def _begin(
+        self,
+        sandbox: Sandbox,
+        timeout: float | None,
+        on_output: OnOutput | None,
+        recorder: TimelineRecorder | None,
+        turns: InterpreterTurns,
+        *,
+        tools: bool,
+    ) -> None:
+        self._sandbox = sandbox
+        self._timeout = timeout
+        self._on_output = on_output
+        self._recorder = recorder
+        self._tools = tools
+        self._turns = turns
         self._lock = threading.Lock()
         self._process = os.getpid()
         self._taking = 0  # the thread that takes a turn
@@ -134,7 +171,10 @@ class SandboxSession:
         return self._turns.changes
 
     def run(self, code: str, **options: Unpack[TurnOptions]) -> SandboxResult:
-        """Run one turn and wait for its end. `input()` reads `stdin`; programs that the turn starts have empty input."""
+        """Run one turn and wait for its end. `input()` reads `stdin`; programs that the turn starts have empty input.
+
+        In a shell session `code` is a command line, whose programs read `stdin`.
+        """
         return self._perform(Run(), code, **options)
 
     @property
@@ -153,7 +193,7 @@ class SandboxSession:
 
     @property
     def timeline(self) -> Timeline:
-        """The steps of this session, made with `timeline=True`: one for each statement, with the state before it."""
+        """The steps of this session, made with `timeline=True`: one for each statement or shell command, with the state before it."""
         from agent_sandbox.timelines import Timeline  # few sessions have one
 
         recorder = self._recording()
@@ -175,22 +215,85 @@ class SandboxSession:
         from agent_sandbox.timelines import Rewound  # few sessions have a timeline
 
         recorder, number = self._recording(), step if isinstance(step, int) else step.number
+        start, source = self._way_to(recorder, number)
+        self._in_turn(Run(), lambda: self._turns.rewind(recorder, start))
+        self._run_again(recorder, number, source)
+        return Rewound(self.timeline[number], source)
+
+    def _way_to(self, recorder: TimelineRecorder, number: int) -> tuple[int, str]:
+        """Return the kept step from which the state before a step is reached, and what to run again. Raises `SandboxError`."""
         start, source = recorder.again(number)
         config = self._sandbox.config
         if source and (self._tools or config.allow_network or config.network):
             why = f"the state before step {number} was given up, and running again what led to it would use tools or the network again"
             raise SandboxError(why, hint=f"go back to step {start}, and run on from there yourself")
-        self._in_turn(Run(), lambda: self._turns.rewind(recorder, start))
-        if source and not (repeated := self._perform(Run(), source)).success:
+        if source and self._language == "python" and any(stdin for _, _, stdin in recorder.commands(number)):
+            why = f"the state before step {number} was given up, and turns that led to it were given input"  # which belongs to its turn
+            raise SandboxError(why, hint=f"go back to step {start}, and run on from there yourself")
+        return start, source
+
+    def _run_again(self, recorder: TimelineRecorder, number: int, source: str) -> None:
+        """Run again what led from the last kept state to the state before a step. Raises `SandboxError` if it comes out otherwise."""
+        if source and self._language == "python" and not (repeated := self._perform(Run(), source)).success:
             raise SandboxError(f"running again what led to step {number} failed: {repeated.error}", hint="see session.timeline")
-        return Rewound(self.timeline[number], source)
+        commands = recorder.commands(number) if source and self._language == "bash" else []
+        for before, command, stdin in commands:  # each in a turn of its own, as it was; one that failed then fails again
+            again = self._perform(Run(), command, stdin=stdin)
+            if again.success == bool(before.error):
+                what = f"running again what led to step {number} came out otherwise: {before.text[:60]!r} ended with {again.exit_code}"
+                raise SandboxError(what, hint="see session.timeline")
+
+    def fork(self, step: Step | int | None = None, count: int = 1) -> tuple[SandboxSession, ...]:
+        """Return so many sessions that go on from the state before a step, by default from the present one, at the same time.
+
+        Each has all variables and files of that state, and sees no other: files, processes, network and output are its own. Together they
+        and this session keep to its limits on memory, processor time and processes. Until its forks are closed, this session rests: its
+        processes are stopped, and `run` raises `SandboxError`. It may be closed before them. A fork notes its steps, and keeps no states.
+        Pipes, sockets, children and threads of the program are not in a fork. A state that was given up is reached by running again what
+        led to it, in each fork. Raises `SandboxError` if the state cannot be forked, or if memory is short.
+
+        >>> with Sandbox(validate_code=False).session(timeline=True) as session:
+        ...     _ = session.run("a = 1")
+        ...     with session.fork()[0] as fork:
+        ...         fork.run("a += 1; a").value
+        2
+        """
+        recorder = self._recording()
+        number = recorder.tree.present if step is None else step if isinstance(step, int) else step.number
+        start, source = self._way_to(recorder, number)
+        made: list[SandboxSession] = []
+
+        def make() -> None:
+            recorder.check_room(start, count)
+            for _ in range(count):
+                turns = self._turns.fork(recorder, start)
+                fork = SandboxSession.__new__(SandboxSession)
+                fork._language, fork._seed = self._language, self._seed
+                fork._begin(self._sandbox, self._timeout, self._on_output, turns.timeline, turns, tools=self._tools)
+                made.append(fork)
+                with self._sandbox._runs.lock():
+                    self._sandbox._sessions.add(fork)  # which closes it at its own end
+            for fork in made:  # not earlier: the state was awake until now, and could have reached a program that runs
+                fork._turns.fork_guest.let_begin()
+            for fork in made:
+                fork._turns.fork_guest.await_begin()
+
+        try:
+            self._in_turn(Run(), make)
+            for fork in made:
+                fork._run_again(recorder, number, source)
+        except BaseException:
+            for fork in made:
+                fork.close()
+            raise
+        return tuple(made)
 
     def inspect(self, step: Step | int | None = None) -> PastState:
         """Return the state before a step, to look at; by default the present one. Looking at it changes nothing."""
         from agent_sandbox.timelines import PastState  # few sessions have a timeline
 
         recorder = self._recording()
-        number = recorder.tree.here if step is None else step if isinstance(step, int) else step.number
+        number = recorder.tree.present if step is None else step if isinstance(step, int) else step.number
 
         def look(kind: str, words: str, seconds: float) -> dict[str, Any]:
             return self._in_turn(Run(), lambda: recorder.look(number, kind, words, seconds=seconds))
@@ -198,6 +301,24 @@ class SandboxSession:
         if number not in recorder.tree.steps:
             raise SandboxError(f"there is no step {number}", hint=f"there are {len(recorder.tree.steps)}: see session.timeline")
         return PastState(recorder.tree.steps[number], look)
+
+    def checkpoint(self, name: str = "") -> SessionCheckpoint:
+        """Save this session to disk, memory and files, and go on. `Sandbox.resume` goes on from there, also in another process.
+
+        Only on the wasm runtime. Raises `CheckpointError` if it cannot be saved: the session goes on, and nothing was kept. Saving counts
+        as processor time of the session.
+        """
+        from agent_sandbox.checkpoints import save  # few sessions are saved
+
+        seed = self._seed if self._sandbox.config.deterministic else None
+        return self._in_turn(Run(), lambda: save(self._turns, self._sandbox, name, seed, self._sandbox._time_for(self._timeout)[2]))
+
+    def _resume(self, digest: str) -> None:
+        def do() -> None:
+            seconds, _, left = self._sandbox._time_for(self._timeout)
+            self._turns.resume(Turn(f"# resume the checkpoint {digest}", b"", seconds, left, TextListener.of(self._on_output)), digest)
+
+        self._in_turn(Run(), do)
 
     def _recording(self) -> TimelineRecorder:
         if self._recorder is None:
@@ -208,7 +329,7 @@ class SandboxSession:
         self, run: Run, code: str, *, stdin: str | bytes = b"", timeout: float | None = None, on_output: OnOutput | None = None
     ) -> SandboxResult:
         """Run one turn. `run` is a handle with which another thread can cancel it."""
-        source = code_of(code, "python").source
+        source = code_of(code, self._language).source
         check_timeout(timeout)
         listener, given = TextListener.of(on_output or self._on_output), encoded(stdin)
         outcome = self._in_turn(run, lambda: self._result(source, run, given, timeout, listener))
@@ -251,7 +372,7 @@ class SandboxSession:
         return self._in_turn(run, do)
 
     def _result(self, source: str, run: Run, stdin: bytes, timeout: float | None, listener: TextListener | None) -> SandboxResult:
-        about: dict[str, Any] = {"sandbox_id": self._sandbox.id, "language": "python"}
+        about: dict[str, Any] = {"sandbox_id": self._sandbox.id, "language": self._language}
         try:
             seconds, wall, left = self._sandbox._time_for(self._timeout if timeout is None else timeout)
             turned = self._turns.run(Turn(source, stdin, seconds, left, listener, run.started))
@@ -260,6 +381,10 @@ class SandboxSession:
             return self._sandbox._told(result.refused(str(error), **about))
         except Denied as error:
             return self._sandbox._told(result.refused(str(error), verdict=error.verdict, **about))
+        except RuntimeUnavailable as error:
+            if self._language == "bash" and "bash" in error.missing:
+                return self._sandbox._told(result.refused(str(error), **about))
+            raise
         outcome = self._sandbox._told(result.completed(turned.outcome, wall=wall, **about))
         return replace(outcome, value=turned.value, value_repr=turned.described)
 
@@ -303,10 +428,38 @@ class SandboxSession:
         self.close()
 
 
-def _recorder() -> TimelineRecorder:
+def _check_language(language: str, sandbox: Sandbox, steps: str, *, has_tools: bool) -> None:
+    """Raise `PolicyError` for a session that this sandbox cannot have in this language."""
+    if language == "python":
+        return
+    if language != "bash":
+        raise PolicyError(f"there are no sessions in {language[:40]!r}", hint='use language="python" or language="shell"')
+    if steps == "line":
+        raise PolicyError("each command is a step of a shell", hint='leave steps="line" out, or open a Python session')
+    if has_tools:
+        raise PolicyError("tools are for Python code", hint="leave them out, or open a Python session")
+    if not sandbox._session.policy.processes:
+        raise PolicyError("a shell session starts programs, and the policy does not permit that", hint="add allow_subprocess=True")
+
+
+def _recorder(steps: str, *, timeline: bool) -> TimelineRecorder | None:
+    """Return the recorder of a session with a timeline. Raises ValueError if `steps` is none of its choices, or chosen without one."""
+    if steps not in STEPS:
+        raise ValueError(f'steps is "statement" or "line", not {steps!r:.60}')
+    if not timeline:
+        if steps != "statement":
+            raise ValueError(f"steps={steps!r} needs a timeline: write session(timeline=True, steps={steps!r})")
+        return None
     from agent_sandbox.engine.timeline.recorder import TimelineRecorder  # few sessions have a timeline
 
-    return TimelineRecorder()
+    return TimelineRecorder(lines=steps == "line")
+
+
+def _one_thread() -> dict[str, str]:
+    """Return variables by which numeric libraries start no threads: no state could hold them."""
+    from agent_sandbox.runtime.process.zygote import ONE_THREAD  # few sessions have a timeline
+
+    return ONE_THREAD
 
 
 def _abandon(turns: InterpreterTurns, what: str) -> None:

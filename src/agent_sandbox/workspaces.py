@@ -11,6 +11,7 @@ import os
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from agent_sandbox.engine.gate import Approver
     from agent_sandbox.engine.simulation.plan import EffectPlan
     from agent_sandbox.files import SandboxFiles
+    from agent_sandbox.live import LiveSandbox
     from agent_sandbox.network_changes import NetworkChanges
     from agent_sandbox.policy.action import Action
     from agent_sandbox.policy.decide import Ask
@@ -122,12 +124,13 @@ class Workspace:
         self.project = stored.state.project
         self._kept = stored
         self._runs = Runs("workspace")
+        self._lives: weakref.WeakSet[LiveSandbox] = weakref.WeakSet()  # one that nobody has any more ends
         tokens = tuple(capabilities)
         if tokens:
             from agent_sandbox.approvals import opened_hosts  # few workspaces are given one
 
             policy = with_network(policy, policy.network.with_capable(opened_hosts(tokens, stored.state.id)))
-        bound = policy_files.bound(policy, config._early_look() if config else None, self.project)
+        bound = self._bounded(policy, config)
         self._policy, self._early, self._most_seconds = bound.policy, bound.early, bound.most_seconds
         self._warnings = (*(config.warnings if config else ()), *bound.warnings)
         self._asking: Asking | None = None
@@ -145,6 +148,10 @@ class Workspace:
         self._publish = config._publications() if config else ()
         self._gate = self._gate_of(self._policy)
         self._search: Callable[[], tuple[Mask, ...]] | None = None  # finds the masks of the next run
+
+    def _bounded(self, policy: Policy, config: SandboxConfig | None) -> policy_files.Bound:
+        """Return the policy, narrowed by the policy files. The MCP server has done that already."""
+        return policy_files.bound(policy, config._early_look() if config else None, self.project)
 
     @classmethod
     def over(
@@ -277,6 +284,31 @@ class Workspace:
         with self._session(run, None) as session:
             return access_by_run(session, request, env=self._env, on_start=run.started)
 
+    def live(self, *, kept: bool = True, env_vars: Mapping[str, str] | None = None) -> LiveSandbox:
+        """Return a sandbox of this project in which programs go on between commands. Close it, best by `with`.
+
+        It has the workspace for itself until it is closed; the changes are then the workspace's. If `kept` is false, it starts from the
+        real files on throw-away layers, and several can be used at once.
+        """
+        from agent_sandbox.live import LiveSandbox, native_runtimes  # few workspaces are used this way
+
+        self._runs.check_open()
+        self._search_again()
+        env = with_variables(self._env, environment(with_variables({}, env_vars)))
+        gate = self._gate_of(self._policy)
+        session = self._new_session(gate, Run(), self._kept.state if kept else None)
+        session = replace(session, runtimes=native_runtimes(self._runtime))
+        work = Work(Code("python", ""), env, cwd=self.project, publish=self._publish)
+        live = LiveSandbox(session, work, sandbox_id=self.id, runs=self._runs, most_seconds=self._seconds, on_end=gate.end)
+        self._lives.add(live)
+        return live
+
+    def _seconds(self, timeout: float | None) -> float | None:
+        """Return the time limit of a command of a live sandbox: what was asked for, but not more than the policy files allow."""
+        seconds = self._policy.limits.wall_seconds if timeout is None else replace(self._policy.limits, wall_seconds=timeout).wall_seconds
+        most = self._most_seconds
+        return seconds if most is None else most if seconds is None else min(seconds, most)
+
     def simulate(self, work: str | Sequence[str] | Shell, **options: Unpack[WorkspaceSimulationOptions]) -> EffectPlan:
         """Run work on a throw-away clone of this sandbox, and return its effects. Neither the machine nor this sandbox is changed.
 
@@ -406,21 +438,25 @@ class Workspace:
             policy = self._policy if timeout is None else replace(self._policy, limits=replace(limits, wall_seconds=timeout))
             gate = self._gate if policy is self._policy else self._gate_of(policy)
             try:
-                yield here().session(
-                    gate,
-                    here().runtimes(self._runtime),
-                    project=self.project,
-                    state=self._kept.state,
-                    on_busy=lambda busy: self._await_turn(run, busy),
-                    beside=_in_a_thread,
-                    early=self._early,
-                    provisions=self._provisions,
-                    control=self._changes.control if self._changes is not None else None,
-                )
+                yield self._new_session(gate, run, self._kept.state)
             finally:
                 gate.end()
         finally:
             self._runs.end(run)
+
+    def _new_session(self, gate: Gate, run: Run, state: SandboxState | None) -> Session:
+        """Return a session on the stored sandbox, or on throw-away layers if `state` is None."""
+        return here().session(
+            gate,
+            here().runtimes(self._runtime),
+            project=self.project,
+            state=state,
+            on_busy=lambda busy: self._await_turn(run, busy),
+            beside=in_a_thread,
+            early=self._early,
+            provisions=self._provisions,
+            control=self._changes.control if self._changes is not None else None,
+        )
 
     def _await_turn(self, run: Run, busy: Busy) -> None:
         """Wait until nobody uses the stored sandbox. Raises `Busy` if the run is cancelled meanwhile: the lock itself could not be left."""
@@ -527,12 +563,16 @@ class Workspace:
     def kill(self) -> None:
         """Kill all runs of this workspace, from any thread. Their results report it; those that wait for the sandbox raise `Busy`."""
         self._runs.kill()
+        for live in tuple(self._lives):
+            live.kill()
 
     def close(self) -> None:
         """Kill all runs and accept no more work. Returns when they are over. Changes and snapshots are kept. Idempotent."""
         self._runs.close()
         self.kill()
         self._runs.wait()
+        for live in tuple(self._lives):
+            live.close()
 
     def __enter__(self) -> Self:
         return self
@@ -546,5 +586,6 @@ def _each(words: str | Iterable[str]) -> tuple[str, ...]:
     return (words,) if isinstance(words, str) else tuple(words)
 
 
-def _in_a_thread(do: Callable[[], None]) -> None:
+def in_a_thread(do: Callable[[], None]) -> None:
+    """Do something in another thread, and return at once."""
     threading.Thread(target=do, name="agent-sandbox-names", daemon=True).start()

@@ -43,6 +43,7 @@ class FileRequest:
     content: bytes | None = None
     limit: int = LARGEST  # bytes to read, or entries to list
     recursive: bool = False
+    follow: bool = False  # describe what a link leads to, not the link
 
     def action(self) -> UseFile:
         """Return the action that is judged and recorded. Raises `PolicyError` for an invalid path."""
@@ -51,7 +52,8 @@ class FileRequest:
     def words(self, offset: int, count: int) -> dict[str, Any]:
         """Return the request as data for the program inside. Of content, only `count` bytes from `offset` on are read or written."""
         path = self.action().path
-        about: dict[str, Any] = {"operation": self.operation, "path": path, "limit": self.limit, "recursive": self.recursive}
+        about: dict[str, Any] = {"operation": self.operation, "path": path, "limit": self.limit}
+        about |= {"recursive": self.recursive, "follow": self.follow}
         return {**about, "offset": offset, "count": count}
 
     def details(self) -> str:

@@ -138,6 +138,8 @@ class LaunchPlanner:
             path = work.env.get("PATH", os.defpath)
             code = prepare(what.language, what.source, arguments=what.arguments, search_path=path, processes=policy.processes)
             program, needs, executables = code.program, code.needs, code.executables
+            if work.shell:  # the interpreter starts it for each turn
+                executables = prepare("bash", "", arguments=(), search_path=path, processes=policy.processes).executables
             if isinstance(program, PythonCode) and what.file is not None:
                 program = replace(program, file=what.file)
         else:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from agent_sandbox.engine.code_check import EarlyLook
     from agent_sandbox.engine.network_control import NetworkControl
+    from agent_sandbox.engine.stored_run import StoredRun
     from agent_sandbox.runtime.base import Guest
     from agent_sandbox.workspace.store import SandboxState
 
@@ -118,22 +119,20 @@ class Session:
         """Return the layers to run on, and all attachments of the run. The exit stack `ends` frees their resources."""
         layers: Layers = ThrowAway(self._planner.disk_bytes)
         run = 0
-        if self.state is not None:
-            from agent_sandbox.engine.stored_run import StoredRun  # throw-away runs do without
-
-            stored = StoredRun(
-                self.state,
-                self.gate,
-                ends,
-                command=title(work),
-                on_busy=self.on_busy,
-                beside=self.beside,
-                asked_ns=self.asked_ns,
-            )
+        if (stored := self._stored_run(work, ends)) is not None:
             layers, run, attachments = stored.layers, stored.since_ns, (*attachments, stored)
         if work.watch_reads:
             attachments = (*attachments, ReadTracking(self.state, run))
         return layers, Attachments(*attachments)
+
+    def _stored_run(self, work: Work, ends: ExitStack) -> StoredRun | None:
+        """Lock and prepare the layers of the stored sandbox, until the exit stack closes. None if this session has throw-away layers."""
+        if self.state is None:
+            return None
+        from agent_sandbox.engine.stored_run import StoredRun  # throw-away runs do without
+
+        beside = self.beside
+        return StoredRun(self.state, self.gate, ends, command=title(work), on_busy=self.on_busy, beside=beside, asked_ns=self.asked_ns)
 
     def judged(self, work: Work, action: Action | None = None) -> Action:
         """Return the action that the gate judges. Raises `Denied` for code that the early check refuses.
@@ -156,22 +155,24 @@ class Session:
         from agent_sandbox.policy.approval_rules import touched
         from agent_sandbox.readers.shell.analyze import understand  # few policies name programs
 
-        line = understand(work.what.source, effects=asks.asks)
+        line = understand(work.what.source, effects=asks.asks, goes_on=work.shell)
         return replace(action, programs=line.tools if programs.restricts else (), touches=touched(asks, line) if asks.asks else None)
 
-    def open(self, work: Work, attached: Attachment) -> Opened:
-        """Start an interpreter for several turns, on throw-away layers. The caller closes it.
+    def open(self, work: Work, attached: Attachment, ends: ExitStack) -> Opened:
+        """Start an interpreter for several turns, on throw-away layers or on those of the stored sandbox.
 
-        Call this after the gate has allowed the first turn.
+        The caller closes it, puts stored layers in order (`Opened.stored`), and then closes the exit stack `ends`. Call this after the gate
+        has allowed the first turn.
         """
-        launches = Launches(work, self.runtimes, self._planner, self.policy, attached, turns=True)
+        stored = self._stored_run(work, ends)
+        launches = Launches(work, self.runtimes, self._planner, self.policy, attached, stored=stored is not None, turns=True)
         for choice in launches:
             with launches:
-                layers = ThrowAway(self._planner.disk_bytes)
+                layers = ThrowAway(self._planner.disk_bytes) if stored is None else stored.layers
                 launch = attached.before(self._planner.launch(work, choice.runtime.traits, layers, launches.limits))
-                guest = launches.started(choice.runtime.launch(launch))
+                guest = launches.started(choice.runtime.launch(launch if stored is None else stored.before(launch)))
                 # A runtime without sessions has refused by now.
-                return Opened(guest, choice.route, (*launch.root.notes, *guest.notes))  # type: ignore[arg-type]
+                return Opened(guest, choice.route, (*launch.root.notes, *guest.notes), stored)  # type: ignore[arg-type]
         raise AssertionError("there is always a choice, or an exception")
 
     def route(self, work: Work) -> Route:

@@ -66,31 +66,44 @@ class StoredRun(Attachment):
         self._shown = frozenset(step.target for step in launch.root.steps if isinstance(step, Overlay))
         if self._prepared.growth is None:
             return launch
-        return replace(launch, on_ready=(*launch.on_ready, self._ready), on_tick=(*launch.on_tick, self._grow))
+        return replace(launch, on_ready=(*launch.on_ready, self._ready), on_tick=(*launch.on_tick, self.grow))
 
     def _ready(self, guest: Confined) -> None:
         self._open_layers = guest.layers
         try:
-            self._grow()
+            self.grow()
         except WorkspaceError:  # other layers than ours are left alone; `ended` says so
             self._open_layers = None
 
-    def _grow(self) -> None:
+    @property
+    def grows(self) -> bool:
+        """Whether the layers are in an image that grows while programs write."""
+        return self._prepared.growth is not None
+
+    def grow(self) -> None:
+        """Enlarge the image if little space is left in it. Raises `WorkspaceError` if the layers are not in the image."""
         if self._prepared.growth is not None and self._open_layers is not None:
             self._prepared.growth(self._open_layers)
 
     def ended(self, guest: Guest, completed: Completed, outcome: Outcome) -> Outcome:
-        """Store the originals of changed paths, and remove unused layers. A failure becomes a note, and the next run tries again."""
+        """Put the layers in order, and add what there is to say about them."""
+        return replace(outcome, notes=(*outcome.notes, *self.put_in_order(guest.layers)))
+
+    def put_in_order(self, layers: int | None) -> tuple[str, ...]:
+        """Store the originals of changed paths, and remove unused layers. A failure becomes a note, and the next run tries again.
+
+        `layers` is the open directory of the layers; None if the guest had none. Call it when nothing writes any more.
+        """
         notes, growth = self._notes, self._prepared.growth
         if growth is not None and growth.refused:
             notes += (growth.refused,)
-        if guest.layers is not None:
+        if layers is not None:
             try:
-                notes += self._unseen(guest.layers)
-                self._stored.after_run(guest.layers, self._prepared, self._masks)
+                notes += self._unseen(layers)
+                self._stored.after_run(layers, self._prepared, self._masks)
             except (WorkspaceError, OSError) as error:
                 notes += (f"the layers could not be put in order: {error}",)
-        return replace(outcome, notes=(*outcome.notes, *notes))
+        return notes
 
     def _unseen(self, layers: int) -> tuple[str, ...]:
         """Return a note on earlier changes that this run's view did not show. Raises OSError."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from agent_sandbox.engine.attachments import Attachment
     from agent_sandbox.engine.exchange_records import ExchangeOptions
     from agent_sandbox.engine.publish import PublishedRecord
+    from agent_sandbox.engine.stored_run import StoredRun
     from agent_sandbox.engine.timeline.recorder import TimelineRecorder
     from agent_sandbox.policy.publications import Publication
     from agent_sandbox.runtime.base import Completed, Guest
@@ -75,6 +76,7 @@ class Work:
         Publication, ...
     ] = ()  # ports of the machine that lead to servers of the run; the policy must permit inbound connections
     on_publish: Callable[[Publication], None] | None = None  # called when such a port is open
+    shell: bool = False  # of a session: its turns are bash code, which an interpreter of ours passes to bash
     timeline: TimelineRecorder | None = None  # records the steps of a session, and keeps its states
     attachments: tuple[Attachment, ...] = ()  # further attachments, besides those that the fields above need
 
@@ -141,11 +143,12 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Opened:
-    """A started interpreter that takes turns, and the route to its runtime."""
+    """A started interpreter that takes turns, and the route to its runtime. `stored` cares for the layers of a stored sandbox."""
 
     guest: Interpreter
     route: Route
     notes: tuple[str, ...]
+    stored: StoredRun | None = None
 
 
 def action_of(work: Work) -> Action:

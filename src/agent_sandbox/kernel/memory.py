@@ -49,6 +49,11 @@ def move_over(address: int, size: int, memory: Any) -> None:
     sc.check(_libc.mprotect(place, size, _PROT_READ | _PROT_WRITE), "mprotect")
 
 
+def read_at(address: int, size: int) -> bytes:
+    """Return a copy of the bytes at an address that is mapped in this process. The caller vouches for it."""
+    return ctypes.string_at(address, size)
+
+
 def _place(address: int | None, what: str) -> int:
     if address is None or address == _FAILED:
         code = ctypes.get_errno()

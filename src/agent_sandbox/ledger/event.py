@@ -34,7 +34,8 @@ _ACTIONS = {
 _FLOWS = ("flow", "repeated", "lost", "intent", "published", "visited", "turned-away", "capability")  # of the network of a run
 _OBSERVED = ("file", "process", "network")  # observations from a run that is watched closely
 CATEGORIES = (
-    *("process", "code", "promotion", "tool", "file", "network", "capability", "approval", "elevation", "experiment", "outcome", "ledger"),
+    *("process", "code", "promotion", "tool", "file", "network", "capability", "approval", "elevation", "experiment", "checkpoint"),
+    *("outcome", "ledger"),
     *("action", "unknown"),  # of entries that this version does not know, or that were too long to keep
 )
 LEVELS = ("debug", "info", "warning", "error", "critical")  # mildest first

@@ -14,6 +14,7 @@
     <state>/locks/<id>                      its lock and holder; apart, because a reset moves the sandbox away while it is locked
     <state>/plans/                          plans of simulations, for an hour: see `saved_plans`
     <state>/experiments/                    attempts of experiments, for an hour: see `experiment_store`
+    <state>/checkpoints/                    saved sessions: see `checkpoint_store`
     <state>/trash/                          trees being removed; leftovers of a crash are swept at the next start
 
 Only `reset` and `prune` remove layers. Other damage is repaired from known facts, or refused. The state directory may lie inside a
@@ -53,7 +54,7 @@ _FORMAT_TEXT = f"agent-sandbox store {FORMAT}\n"
 # questions and grants; the digests of modules that the wasm runtime compiled; and what was found by searches for secrets.
 _NOT_OURS_TO_JUDGE = frozenset(
     {
-        *("format.new", "wasm", "approvals", "capabilities", "searches"),
+        *("format.new", "wasm", "approvals", "capabilities", "searches", "daemon"),
         *("ledger.jsonl", "ledger.jsonl.new", "ledger.jsonl.keys", "ledger.closed", "ledger.index", "ledger.index-journal"),
     }
 )
