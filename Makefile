@@ -5,10 +5,10 @@ PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check checks test coverage security conformance bench torture docs reference recording clean
+.PHONY: help setup demo check checks test coverage security conformance conformance-mcp frameworks bench torture docs reference recording clean
 
 help:  ## this list
-	@sed -n 's/^\([a-z]*\):[^#]*## *\(.*\)/  make \1\t\2/p' Makefile | expand -t 18
+	@sed -n 's/^\([a-z-]*\):[^#]*## *\(.*\)/  make \1\t\2/p' Makefile | expand -t 26
 
 setup:  ## everything the project needs: .venv, and as root the system packages of the tests
 	@scripts/setup.sh
@@ -41,6 +41,12 @@ security: setup  ## the attack suite, as root also as an unprivileged user, with
 conformance: setup  ## CPython's own tests inside WebAssembly and natively, side by side; writes docs/conformance.md
 	@$(PY) -m scripts.conformance
 
+conformance-mcp: setup  ## the suite of the Model Context Protocol and its inspector against our server; writes docs/mcp-conformance.md
+	@$(PY) -m scripts.mcp_conformance
+
+frameworks: setup  ## the suites of the frameworks that there are adapters for, in environments of their own; writes docs/framework-conformance.md
+	@$(PY) -m scripts.frameworks
+
 bench: setup  ## side by side with peers and the last release, in one run: tables, and .bench/report.json; QUICK=1 for a first look, BEFORE=COMMIT, BEFORE=none
 	@bench/run.sh '$(BEFORE)' $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY))
 
@@ -56,7 +62,7 @@ docs:  ## the documentation as a site, in build/site; a warning is an error
 reference: setup  ## write the pages of docs/ that are made from the code
 	$(PY) -m scripts.write_reference
 
-recording: setup  ## run the demonstration of the README on a terminal, and draw it: docs/demo.svg
+recording: setup  ## run the demonstrations of the README and a guide on a terminal, and draw them: docs/*.svg
 	$(PY) -m scripts.record_demo
 
 clean:  ## forget .venv and caches

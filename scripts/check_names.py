@@ -31,7 +31,9 @@ PUBLIC_MODULES = frozenset(
     f"{PACKAGE}.{name}"
     for name in (
         *("sandbox", "workspaces", "experiments", "session", "timelines", "aio", "config", "result", "permissions"),
-        *("isolation", "executor", "audit", "replays", "errors", "testing"),
+        *("isolation", "executor", "audit", "replays", "errors", "testing", "live", "tasks"),
+        *("adapters.deepagents", "adapters.inspect_ai", "adapters.langchain", "adapters.openai_agents"),
+        *("adapters.pydantic_ai", "adapters.smolagents"),
     )
 )
 USERS = ("bin", "scripts", "bench")  # beside src: programs that may use anything public
@@ -51,7 +53,13 @@ SAME_NAME_ALLOWED: Mapping[str, str] = {
 # Modules whose text is sent into a sandbox: their functions are called by name, in strings of ours.
 SENT_AS_TEXT = tuple(
     f"{PACKAGE}.{name}"
-    for name in ("selftest.attempts", "runtime.guest.file_operations", "runtime.guest.script_runner", "runtime.guest_rpc.")
+    for name in (
+        "selftest.attempts",
+        "runtime.guest.command_server",
+        "runtime.guest.file_operations",
+        "runtime.guest.script_runner",
+        "runtime.guest_rpc.",
+    )
 )
 # Decorators that only change a function or class. Any other may register it, and is taken for a use.
 PLAIN_DECORATORS = frozenset(

@@ -21,7 +21,7 @@ VARIABLE = "AGENT_SANDBOX_TESTS_CHECKOUT"  # in the environment of the parts of 
 STRANGER = 60_705  # an id that nobody has
 COPIED = ("src", "bin", "tests", "scripts", "docs", "pyproject.toml", "README.md", "LICENSE")
 BESIDE = "shared"  # what tests read if it is there, beside the checkout
-PROGRAMS = ("agent-sandbox", "agentbox")
+PROGRAMS = ("agent-sandbox", "agentbox", "agent-sandbox-shell")
 BINARIES = ("uv",)  # programs of other packages that tests start, and that are no scripts
 
 

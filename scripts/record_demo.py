@@ -1,7 +1,7 @@
-"""Record the demonstration at the top of the README: really run the commands on a terminal, and draw what it showed as an SVG.
+"""Record the demonstrations of the README and of a guide: really run the commands on a terminal, and draw what it showed as an SVG.
 
 The commands run in a project and a home directory made for them. The picture calls that home `/home/ada`, so that no name of a machine is
-in it. With `--check` nothing is written, and the exit code says whether the recording is still what the program prints.
+in it. With `--check` nothing is written, and the exit code says whether the recordings are still what the programs print.
 """
 
 from __future__ import annotations
@@ -14,24 +14,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PLACE = ROOT / "docs" / "demo.svg"
+GUIDE = ROOT / "docs" / "guides" / "find-a-mistake.md"
 HOME = "/home/ada"
-
-# What is typed, and what is answered when the program asks.
-STEPS: tuple[tuple[str, str], ...] = (
-    ("cat stock.txt", ""),
-    ("""agent-sandbox run "sed -i 's/pears 5/pears 4/' stock.txt; rm -r ~/photos; cat ~/.ssh/id_ed25519" """.strip(), ""),
-    ("agent-sandbox diff", ""),
-    ("cat stock.txt; ls ~/photos    # the real files", ""),
-    ("agent-sandbox promote", "y"),
-    ("cat stock.txt", ""),
-    ("agent-sandbox undo --yes", ""),
-)
 COLUMNS = 100
 QUESTION = re.compile(rb"\[[yY]/[nN]\]\s*$|\[s\]elect files\s*$|\? *$")
 # The digest of changes covers their paths, and the directory has another name each time.
@@ -49,23 +39,37 @@ Span = tuple[str, str, bool]  # text, colour, bold
 Line = tuple[Span, ...]
 
 
+@dataclass(frozen=True)
+class Recording:
+    """A picture of a terminal. `make` makes a project in a home directory; each step is what is typed, and the answer to a question."""
+
+    place: Path
+    title: str
+    make: Callable[[Path], Path]
+    steps: tuple[tuple[str, str], ...]
+
+
 def main() -> int:
     """Record, and write or compare."""
-    drawn = draw(record())
-    if "--check" in sys.argv[1:]:
-        return 0 if PLACE.read_text(encoding="utf-8") == drawn else 1
-    PLACE.write_text(drawn, encoding="utf-8")
-    return 0
+    changed = 0
+    for recording in RECORDINGS:
+        drawn = draw(recording.title, record(recording))
+        if "--check" not in sys.argv[1:]:
+            recording.place.write_text(drawn, encoding="utf-8")
+        elif recording.place.read_text(encoding="utf-8") != drawn:
+            changed = 1
+    return changed
 
 
-def record() -> list[tuple[str, list[Line]]]:
+def record(recording: Recording) -> list[tuple[str, list[Line]]]:
     """Run every step, and return what was typed and the lines that the terminal then showed."""
     # In the checkout: below /tmp or /var/tmp, changes would count as scratch files.
     (ROOT / "build").mkdir(exist_ok=True)
     top = Path(tempfile.mkdtemp(prefix="demo.", dir=ROOT / "build"))
     try:
-        project = _project(top)
-        return [(typed, _lines(DIGEST.sub(SAMPLE, _run(typed, answer, project, top)).replace(str(top), HOME))) for typed, answer in STEPS]
+        project = recording.make(top)
+        shown = [(typed, _run(typed, answer, project, top)) for typed, answer in recording.steps]
+        return [(typed, _lines(DIGEST.sub(SAMPLE, output).replace(str(top), HOME))) for typed, output in shown]
     finally:
         for folder, names, _ in os.walk(top):  # the kernel leaves directories of overlays that nobody may enter
             for name in names:
@@ -74,7 +78,7 @@ def record() -> list[tuple[str, list[Line]]]:
         shutil.rmtree(top)
 
 
-def _project(top: Path) -> Path:
+def _shop(top: Path) -> Path:
     """A home with photos, a key, and a project."""
     project = top / "shop"
     for folder in (project / ".git", top / "photos", top / ".ssh"):
@@ -84,6 +88,41 @@ def _project(top: Path) -> Path:
     for name in ("beach.jpg", "lake.jpg"):
         (top / "photos" / name).write_bytes(b"\xff\xd8")
     return project
+
+
+def _analysis(top: Path) -> Path:
+    """A project with the program of the guide, and by itself the analysis that it runs."""
+    project = top / "orders"
+    project.mkdir()
+    program = GUIDE.read_text(encoding="utf-8").partition("```python\n")[2].partition("```\n")[0]
+    (project / "find.py").write_text(program, encoding="utf-8")
+    analysis = program.partition('"""\n')[2].partition('"""')[0].replace("\\\\", "\\")
+    (project / "analysis.py").write_text(analysis, encoding="utf-8")
+    return project
+
+
+RECORDINGS = (
+    Recording(
+        ROOT / "docs" / "demo.svg",
+        "A terminal: agent-sandbox run, diff, promote and undo",
+        _shop,
+        (
+            ("cat stock.txt", ""),
+            ("""agent-sandbox run "sed -i 's/pears 5/pears 4/' stock.txt; rm -r ~/photos; cat ~/.ssh/id_ed25519" """.strip(), ""),
+            ("agent-sandbox diff", ""),
+            ("cat stock.txt; ls ~/photos    # the real files", ""),
+            ("agent-sandbox promote", "y"),
+            ("cat stock.txt", ""),
+            ("agent-sandbox undo --yes", ""),
+        ),
+    ),
+    Recording(
+        ROOT / "docs" / "find-a-mistake.svg",
+        "A terminal: an analysis of ten steps, and three fixes of the seventh",
+        _analysis,
+        (('grep -n "" analysis.py', ""), ("python find.py    # looks at the state before the error, and tries three fixes from there", "")),
+    ),
+)
 
 
 def _run(typed: str, answer: str, project: Path, home: Path) -> str:
@@ -139,7 +178,7 @@ def _lines(shown: str) -> list[Line]:
     return lines
 
 
-def draw(steps: list[tuple[str, list[Line]]]) -> str:
+def draw(title: str, steps: list[tuple[str, list[Line]]]) -> str:
     """An SVG in which the lines appear one after the other. Where nothing moves, all of them are there."""
     drawn: list[str] = []
     clock, row = 0.4, 0.0
@@ -157,7 +196,7 @@ def draw(steps: list[tuple[str, list[Line]]]) -> str:
     return "\n".join(
         (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img">',
-            "<title>A terminal: agent-sandbox run, diff, promote and undo</title>",
+            f"<title>{title}</title>",
             "<style>",
             f"text {{ font: 14px {FONT}; white-space: pre; }}",
             ".b { font-weight: 600; }",

@@ -96,7 +96,7 @@ make_environment() {
 }
 
 # What the environment depends on: a checkout that was moved or copied, or a changed pyproject.toml, has another one.
-fingerprint() { { pwd -P; cat pyproject.toml scripts/setup.sh; } | sha256sum | cut -d' ' -f1; }
+fingerprint() { { pwd -P; cat pyproject.toml scripts/setup.sh bin/*; } | sha256sum | cut -d' ' -f1; }
 
 environment_is_sound() {
     new_enough "$VENV/bin/python" || return 1

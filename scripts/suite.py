@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,7 +38,7 @@ FAILURE = re.compile(r"(?:FAILED|ERROR) (?P<name>tests/\S+.*)")  # a line of pyt
 # Folders without WebAssembly, which need not wait until it is compiled: a part each, and those that are over soon.
 LONG_AND_PLAIN = ("workspace", "egress")
 PLAIN = ("bench", "cli", "fast", "kernel", "ledger", "policy", "readers")
-LONG = {"e2e": 3, "security": 2, "contract": 1, "runtime": 1, "sdk": 1}  # and how many parts each of the others is
+LONG = {"e2e": 4, "security": 2, "contract": 1, "runtime": 1, "sdk": 1}  # and how many parts each of the others is
 
 
 class Part(NamedTuple):
@@ -64,13 +64,21 @@ class Running(NamedTuple):
 
 
 def parts() -> Iterator[Part]:
-    """All of them, what others wait for and what takes longest first. A folder that is not named above is in the last."""
+    """All of them, what others wait for and what takes longest first: a long one that begins last has the machine to itself in the end.
+    Folders that are not named above are the rest."""
     yield Part("check", ("make", "--no-print-directory", "checks"))
+    yield from pieces("e2e", PYTEST, ("e2e",), LONG["e2e"])
+    named = {*LONG_AND_PLAIN, *PLAIN, *LONG, "__pycache__"}
+    others = sorted(each.name for each in (CHECKOUT / "tests").iterdir() if each.is_dir() and each.name not in named)
+    yield from pieces("rest", PYTEST, others, 2)
+    for name, count in AS_A_USER.items() if ROOT else ():
+        yield from pieces(f"user-{name}", UNPRIVILEGED, (name,), count)
     for name in LONG_AND_PLAIN:
         yield Part(name, (*PYTEST, f"tests/{name}"))
+    for name, count in LONG.items():
+        if name != "e2e":
+            yield from pieces(name, PYTEST, (name,), count)
     yield Part("plain", (*PYTEST, *(f"tests/{name}" for name in PLAIN)))
-    for name, count in AS_A_USER.items() if ROOT else ():
-        yield from pieces(f"user-{name}", UNPRIVILEGED, name, count)
     if ROOT:  # root skips the tests that need another user; here are those of the folders that are not run unprivileged anyway
         needing = [file for file in (CHECKOUT / "tests").rglob("test_*.py") if "mark.needs_user" in file.read_text()]
         files = sorted(
@@ -78,16 +86,12 @@ def parts() -> Iterator[Part]:
         )
         yield Part("user-network", (*UNPRIVILEGED, *NETWORK_AS_A_USER), compiled=True)
         yield Part("user-only", ("env", "MARKS=needs_user and not torture", "scripts/unprivileged.sh", *files), compiled=True)
-    for name, count in LONG.items():
-        yield from pieces(name, PYTEST, name, count)
-    named = {*LONG_AND_PLAIN, *PLAIN, *LONG, "__pycache__"}
-    rest = sorted(str(each.relative_to(CHECKOUT)) for each in (CHECKOUT / "tests").iterdir() if each.is_dir() and each.name not in named)
-    yield Part("rest", (*PYTEST, *rest), compiled=True)
 
 
-def pieces(name: str, command: tuple[str, ...], folder: str, count: int) -> Iterator[Part]:
-    """The files of a folder of tests, in so many parts."""
-    files = sorted(str(file.relative_to(CHECKOUT)) for file in (CHECKOUT / "tests" / folder).rglob("test_*.py"))
+def pieces(name: str, command: tuple[str, ...], folders: Sequence[str], count: int) -> Iterator[Part]:
+    """The files of folders of tests, in so many parts."""
+    tests = CHECKOUT / "tests"
+    files = sorted(str(file.relative_to(CHECKOUT)) for folder in folders for file in (tests / folder).rglob("test_*.py"))
     for piece in range(count):
         yield Part(f"{name}-{piece + 1}" if count > 1 else name, (*command, *files[piece::count]), compiled=True)
 

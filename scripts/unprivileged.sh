@@ -85,6 +85,11 @@ status=0
 # Tests that need root have just run as root; skipping them here would only hide a skip that matters.
 as_user .venv/bin/python -m pytest -p no:cacheprovider -m "${MARKS:-not torture} and not needs_root" "${reporting[@]}" "${folders[@]}" || status=$?
 if [ -n "$report" ] && [ -e "$top/home/report.xml" ]; then cp "$top/home/report.xml" "$report"; fi
+# What is just ending is not left behind; what stays is.
+for _ in $(seq 100); do
+    [ -n "$(leftovers)" ] || break
+    sleep 0.1
+done
 if [ -n "$(leftovers)" ]; then
     loudly "unprivileged: processes were left behind:"
     for pid in $(leftovers); do printf '  %s %s\n' "$pid" "$(tr '\0' ' ' <"/proc/$pid/cmdline" 2>/dev/null)" >&2; done

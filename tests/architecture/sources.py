@@ -15,7 +15,7 @@ PACKAGE = ROOT / "src" / "agent_sandbox"
 TOP_FLOOR = "cli"
 
 # Run inside the sandbox in the place of a fresh interpreter: the environment and the streams that it sees are the guest's own.
-INSIDE = ("src/agent_sandbox/runtime/guest/entry.py", "src/agent_sandbox/runtime/guest/script_runner.py")
+INSIDE = tuple(f"src/agent_sandbox/runtime/guest/{name}.py" for name in ("entry", "script_runner", "shell"))
 
 # Attempts of the self-test: sent into sandboxes as text, and never part of a process of ours.
 SENT = "src/agent_sandbox/selftest/attempts/"

@@ -168,7 +168,7 @@ def test_every_command_line_in_the_documents_is_one_that_the_program_reads() -> 
 
 def test_a_command_line_that_cannot_be_read_would_be_found() -> None:
     with pytest.raises(UsageError):
-        parse(["timeline"])
+        parse(["image"])
 
 
 def test_every_verb_is_in_a_guide_and_every_verb_that_a_document_names_is_there() -> None:
@@ -217,15 +217,16 @@ def test_the_python_of_the_documents_prints_what_it_says(document: Path, tmp_pat
 
 def test_the_readme_is_short_and_shows_the_recording_first() -> None:
     assert len(text(README).encode()) < 12_000
-    assert LINK.findall(text(README))[0] == name(record_demo.PLACE)
+    assert LINK.findall(text(README))[0] == name(record_demo.RECORDINGS[0].place)
 
 
 @pytest.mark.skipif(
     str(ROOT).startswith(("/tmp/", "/var/tmp/")), reason="a checkout there: what changes beside a project is called scratch"
 )
-def test_the_recording_is_what_the_program_prints_and_names_no_machine() -> None:
-    drawn = text(record_demo.PLACE)
-    assert record_demo.draw(record_demo.record()) == drawn
+@pytest.mark.parametrize("recording", record_demo.RECORDINGS, ids=lambda recording: name(recording.place))
+def test_the_recording_is_what_the_program_prints_and_names_no_machine(recording: record_demo.Recording) -> None:
+    drawn = text(recording.place)
+    assert record_demo.draw(recording.title, record_demo.record(recording)) == drawn
     assert not PLACE_OF_ONE_MACHINE.search(drawn) and str(ROOT) not in drawn and platform.node() not in drawn
 
 

@@ -87,6 +87,7 @@ def loaded_by_a_run(tmp_path_factory: pytest.TempPathFactory) -> frozenset[str]:
 def test_a_run_loads_nothing_that_is_slow_to_load(loaded_by_a_run: frozenset[str]) -> None:
     assert "agent_sandbox.engine.run" in loaded_by_a_run, "this was no run"
     assert sorted(loaded_by_a_run & SLOW) == []
+    assert [name for name in loaded_by_a_run if name.startswith("agent_sandbox.server")] == [], "few runs are held"
 
 
 def test_a_run_leaves_to_its_keeper_what_only_the_keeper_needs(loaded_by_a_run: frozenset[str]) -> None:

@@ -13,9 +13,11 @@ import pytest
 
 from agent_sandbox import (
     AsyncFiles,
+    AsyncLiveSandbox,
     AsyncSandbox,
     AsyncSession,
     AsyncWorkspace,
+    LiveSandbox,
     Sandbox,
     SandboxError,
     SandboxFiles,
@@ -55,7 +57,14 @@ async def cancelled(task: asyncio.Task[Any], times: int = 1) -> None:
 
 
 @pytest.mark.parametrize(
-    ("plain", "awaited"), [(Workspace, AsyncWorkspace), (Sandbox, AsyncSandbox), (SandboxSession, AsyncSession), (SandboxFiles, AsyncFiles)]
+    ("plain", "awaited"),
+    [
+        (Workspace, AsyncWorkspace),
+        (Sandbox, AsyncSandbox),
+        (SandboxSession, AsyncSession),
+        (LiveSandbox, AsyncLiveSandbox),
+        (SandboxFiles, AsyncFiles),
+    ],
 )
 def test_each_method_is_there_for_asyncio_with_the_same_arguments(plain: type, awaited: type) -> None:
     def public(made: type) -> dict[str, Any]:
@@ -68,7 +77,7 @@ def test_each_method_is_there_for_asyncio_with_the_same_arguments(plain: type, a
             continue
         ours, other = inspect.signature(method), inspect.signature(public(awaited)[name])
         assert ours.parameters == other.parameters, name
-        assert inspect.iscoroutinefunction(public(awaited)[name]) or name == "session", name
+        assert inspect.iscoroutinefunction(public(awaited)[name]) or name in ("session", "live"), name
 
 
 def test_a_project_is_worked_on_reviewed_and_promoted(project: Path) -> None:

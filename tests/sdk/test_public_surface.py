@@ -23,28 +23,34 @@ from agent_sandbox import options
 from agent_sandbox.config import SandboxConfig
 
 SOURCE = Path(agent_sandbox.__file__).parent
-MODULES = ("aio", "files", "sandbox", "session", "timelines", "workspaces")
+MODULES = ("aio", "checkpoints", "files", "live", "sandbox", "session", "tasks", "timelines", "workspaces")
 
 SURFACE = {
+    "AsyncLiveSandbox": "changes close ended files id kill run working_dir",
     "AsyncFiles": "exists list mkdir read read_bytes remove stat write",
     "AsyncPastState": "evaluate frames list read variables",
-    "AsyncSandbox": "audit close config execute files grant id intent kill propose_network replay revoke run session simulate status",
-    "AsyncSession": "changes close diff ended files id inspect kill rewind run timeline",
-    "AsyncWorkspace": "carry_out changes close diff drift execute files forget id intent kill over project promote "
+    "AsyncSandbox": "audit close config execute files grant id intent kill live propose_network replay resume revoke run session simulate "
+    "status",
+    "AsyncSession": "changes checkpoint close diff ended files fork id inspect kill rewind run timeline",
+    "AsyncWorkspace": "carry_out changes close diff drift execute files forget id intent kill live over project promote "
     "propose_network reset rollback run simulate snapshot snapshots undo",
     "CodeExecutor": "execute validate_code",
+    "Coordinator": "cancel close run",
     "FileEntry": "is_directory name target",
     "IsolationBackend": "execute is_available",
+    "LiveSandbox": "changes close ended files kill run",
     "PermissionSet": "add grants network over policy settings warnings",
     "ProcessIsolation": "execute is_available",
     "PastState": "evaluate frames list read variables",
     "Replay": None,
-    "Sandbox": "close execute files grant id intent kill propose_network replay revoke run session simulate status",
+    "LiveExperiment": "attempt close keep run",
+    "Sandbox": "close execute files grant id intent kill live propose_network replay resume revoke run session simulate status",
     "SandboxFiles": "exists list mkdir read read_bytes remove stat write",
     "SandboxResult": None,
-    "SandboxSession": "changes close ended files id inspect kill rewind run timeline",
+    "SandboxSession": "changes checkpoint close ended files fork id inspect kill rewind run timeline",
+    "SessionCheckpoint": "delete export id",
     "Timeline": "diff failed here steps",
-    "Workspace": "carry_out changes close diff drift execute files forget id intent kill over promote "
+    "Workspace": "carry_out changes close diff drift execute files forget id intent kill live over promote "
     "propose_network reset rollback run simulate snapshot snapshots undo",
     "WorkspaceDiff": None,
 }
@@ -67,6 +73,7 @@ def test_instances_have_no_public_attributes_beside_those_that_are_documented(tm
     with agent_sandbox.Sandbox() as sandbox, sandbox.session() as session:
         assert attributes(sandbox) == {"audit", "config", "id"}
         assert attributes(session) == attributes(sandbox.files) == set()
+        assert attributes(sandbox.live()) == {"id", "working_dir"}
     assert attributes(agent_sandbox.Workspace.over(tmp_path)) == {"project"}
 
 
@@ -145,6 +152,7 @@ def test_the_examples_of_the_docstrings_do_what_they_say(example: doctest.DocTes
 def test_the_classes_that_people_start_with_have_examples() -> None:
     told = {example.name.partition("agent_sandbox.")[2] for example in examples()}
     starts = {"sandbox.Sandbox", "session.SandboxSession", "workspaces.Workspace", "aio.AsyncSandbox", "aio.AsyncWorkspace"}
+    starts |= {"live.LiveSandbox", "tasks.Coordinator"}
     assert (
         starts <= told and {"sandbox.Sandbox.files", "session.SandboxSession.files", "workspaces.Workspace.files", "_calls.shell"} <= told
     )
