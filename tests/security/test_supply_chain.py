@@ -217,7 +217,8 @@ def _problems(wheel: Path) -> list[str]:
         contents = {name: archive.read(name) for name in archive.namelist()}
     (record,) = (name for name in contents if name.endswith(".dist-info/RECORD"))
     information = record.removesuffix("RECORD")
-    commands = {f"{information.removesuffix('.dist-info/')}.data/scripts/{name}" for name in ("agent-sandbox", "agentbox")}
+    scripts = f"{information.removesuffix('.dist-info/')}.data/scripts"
+    commands = {f"{scripts}/{name}" for name in ("agent-sandbox", "agentbox", "agent-sandbox-shell")}
     problems = [name for name in contents if not name.startswith(("agent_sandbox/", "agentbox/", information)) and name not in commands]
     problems += [f"{name} is missing" for name in commands - contents.keys()]
     problems += [
