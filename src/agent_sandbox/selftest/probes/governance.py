@@ -113,7 +113,8 @@ def own_state(bench: DecoyBench, product: Product) -> Found:
     own_control=True,
 )
 def found_secrets(bench: DecoyBench, product: Product) -> Found:
-    words = b64encode(os.urandom(96)).decode()
+    # Neither like a path, which begins with "/", nor a word without a digit: the search takes such values for no token.
+    words = "k7" + b64encode(os.urandom(96)).decode().translate({ord("/"): "a", ord("+"): "b"})
     key = f"-----BEGIN PRIVATE KEY-----\n{words[:64]}\n{words[64:]}\n-----END PRIVATE KEY-----\n"
     texts = {"deploy.pem": key, "gradle.properties": f"signing_key={words[:40]}\n", "plain.txt": f"{words}\n"}
     with product.scratch(bench) as place:
