@@ -47,7 +47,7 @@ def program() -> NoReturn:
 
 
 def stamp() -> tuple[str, int, int]:
-    """What identifies this installation: where it is, and which files. It changes when another version is installed in the same place."""
+    """Return the place and the files of this installation. They differ after another version was installed in the same place."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     status = os.stat(f"{package}/__init__.py")
     return package, status.st_ino, status.st_mtime_ns

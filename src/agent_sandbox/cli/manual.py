@@ -1,4 +1,4 @@
-"""What `--help` says of each verb below its usage: examples, then what happens. Nothing but help loads it."""
+"""The manual of each verb, which help prints below its usage: examples, then what happens. Only help loads it."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def _decoded(data: bytes) -> Any:
 
 
 class _Settings:
-    """What the decoder of the interpreter asks its owner for."""
+    """The settings that the interpreter's decoder of JSON reads from its owner."""
 
     strict = True
     object_hook = None

@@ -1,4 +1,4 @@
-"""What a coding agent needs to run inside a sandbox as a whole: the host of its API, and its key as a bound secret.
+"""The network and secrets of a coding agent that runs inside a sandbox as a whole: the host of its API, and its key.
 
 The key's value stays outside: the program gets a placeholder, and the egress puts the key in on the way to that host only. Settings and
 logins in the home directory are hidden inside, like other dot-files that may hold credentials.

@@ -6,7 +6,6 @@ Origin: a web page that a browser shows cannot use it.
 
 from __future__ import annotations
 
-import hmac
 import json
 import logging
 import os
@@ -24,13 +23,13 @@ from mcp.server.stdio import stdio_server
 from mcp.server.transport_security import DEFAULT_MAX_REQUEST_BODY_SIZE, TransportSecuritySettings
 from mcp.shared.message import SessionMessage
 
-from agent_sandbox.errors import PolicyError
 from agent_sandbox.mcp.server import GONE, SandboxServer
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from agent_sandbox.mcp.tools import Toolbox
+from agent_sandbox.server.local_ports import LOCAL_HOSTS, bears, listening_at
 
 LONGEST_LINE = DEFAULT_MAX_REQUEST_BODY_SIZE
 TOO_LONG = b"too long\n"
@@ -149,7 +148,7 @@ def _error(number: str | int | None, code: int, why: str) -> types.JSONRPCError:
 
 def serve_port(toolbox: Toolbox, host: str, port: int, token: str, note: Callable[[str], None]) -> None:
     """Serve clients that know the token at http://HOST:PORT/mcp. Port 0 takes a free one. Raises `PolicyError` if it is in use."""
-    listener = bound_to(host, port)
+    listener = listening_at(host, port)
     port = listener.getsockname()[1]
     app = TokenCheck(application(toolbox, port), token)
     shown = f"[{host}]" if ":" in host else host
@@ -157,23 +156,10 @@ def serve_port(toolbox: Toolbox, host: str, port: int, token: str, note: Callabl
     serve_app(app, listener)
 
 
-def bound_to(host: str, port: int) -> socket.socket:
-    """Return a socket that listens at this address. Raises `PolicyError` if it cannot be used."""
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen()
-    except OSError as error:
-        listener.close()
-        raise PolicyError(f"{host}:{port} cannot be used: {error.strerror}", hint="choose another port: --listen 127.0.0.1:0") from None
-    return listener
-
-
 def application(toolbox: Toolbox, port: int) -> ASGIApp:
     """Return the server as an ASGI application that checks Host and Origin, and no token."""
-    names = [f"{each}:{port}" for each in ("127.0.0.1", "localhost", "[::1]")]
-    local = [f"http://{each}:*" for each in ("127.0.0.1", "localhost", "[::1]")]
+    names = [f"{each}:{port}" for each in LOCAL_HOSTS]
+    local = [f"http://{each}:*" for each in LOCAL_HOSTS]
     return SandboxServer(toolbox).lowlevel.streamable_http_app(
         streamable_http_path=PATH,
         session_idle_timeout=_SESSION_SECONDS,
@@ -229,14 +215,13 @@ class TokenCheck:
     """Refuses every HTTP request that does not carry the token."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
-        self._app, self._expected = app, f"Bearer {token}".encode()
+        self._app, self._token = app, token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        given = [value for name, value in scope.get("headers", ()) if name == b"authorization"]
-        if scope["type"] == "http" and len(given) == 1 and hmac.compare_digest(given[0], self._expected):
+        if scope["type"] == "http" and bears(scope["headers"], self._token):
             await self._app(scope, _noting_departure(scope, receive), send)
             return
         headers = [(b"www-authenticate", b"Bearer"), (b"content-type", b"text/plain"), (b"connection", b"close")]

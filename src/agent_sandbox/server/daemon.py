@@ -59,7 +59,7 @@ class Worker:
 
 @dataclass
 class Counts:
-    """What the daemon has done since it began, and does now. `state_of` returns those of a daemon that runs."""
+    """Counts of a daemon: command lines since it began, and those of now. `state_of` returns those of a daemon that runs."""
 
     pid: int = field(default_factory=os.getpid)
     began: float = field(default_factory=time.time)

@@ -12,10 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent_sandbox.errors import PolicyError, RuntimeUnavailable, WorkspaceError
-
-SHORTEST_TOKEN = 16  # characters
-LOCAL = ("127.0.0.1", "::1", "localhost")
+from agent_sandbox.errors import PolicyError, RuntimeUnavailable
+from agent_sandbox.server.local_ports import is_strong, listening_at, local_address
 
 
 @dataclass(frozen=True)
@@ -39,31 +37,14 @@ def available() -> None:
 def tcp_door(address: str, token_file: str | None) -> HttpDoor:
     """Return a socket on this machine's loopback, with the token in a file of this user; a new one if there is no such file.
 
-    Raises `PolicyError` for another address or a token that others can read, `WorkspaceError` if the port is taken.
+    Raises `PolicyError` for another address, a token that others can read, and a port that is taken.
     """
-    host, colon, port = address.rpartition(":")
-    host = host.strip("[]")
-    if not colon or not port.isdecimal() or int(port) > 65535 or host not in LOCAL:
-        raise PolicyError(
-            f"--listen {address!r} is no address of this machine's own",
-            hint="write --listen 127.0.0.1:8765; for others, put a proxy with TLS in front",
-        )
+    host, port = local_address(address)
     if token_file is None:
-        raise PolicyError(
-            "--listen needs --token-file: every user of this machine can reach the port",
-            hint="name a file; it is made if it does not exist",
-        )
+        why = "--listen needs --token-file: every user of this machine can reach the port"
+        raise PolicyError(why, hint="name a file; it is made if it does not exist")
     token = _token(Path(token_file))
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, int(port)))
-        listener.listen(1024)
-    except OSError as error:
-        listener.close()
-        raise WorkspaceError(f"the daemon cannot listen on {address}: {error.strerror}", hint="choose another port") from error
-    return HttpDoor(listener, token)
+    return HttpDoor(listening_at(host, port), token)
 
 
 def _token(path: Path) -> str:
@@ -83,7 +64,7 @@ def _token(path: Path) -> str:
         raise PolicyError(f"the token in {str(path)!r} cannot be read: {error}", hint="name another file") from error
     if status.st_uid != os.geteuid() or status.st_mode & 0o077 or not stat.S_ISREG(status.st_mode):
         raise PolicyError(f"others can read or change the token in {str(path)!r}", hint=f"chmod 600 {path}, or name another file")
-    if len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
+    if not is_strong(token):
         raise PolicyError(f"the token in {str(path)!r} is too short, or no single word", hint="remove the file: a new one is made")
     return token
 

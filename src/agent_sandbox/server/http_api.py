@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import hmac
 import json
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
@@ -29,11 +28,11 @@ from agent_sandbox.cli.manual import MANUAL
 from agent_sandbox.errors import SandboxError, WorkspaceError
 from agent_sandbox.server.daemon import state_of
 from agent_sandbox.server.errands import Errand, TooBusy
+from agent_sandbox.server.local_ports import LOCAL_HOSTS, bears
 
 LARGEST_REQUEST = 16 << 20  # bytes
 LARGEST_ANSWER = 64 << 20
 PROBLEM = "agent-sandbox/problem/1"
-LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 # Verbs that need a terminal, or the caller's own process, or serve something themselves.
 NOT_SERVED = frozenset({"shell", "serve", "mcp", "completion", "setup"})
 SERVED = {name: verb for name, verb in VERBS.items() if name not in NOT_SERVED and not verb.later}
@@ -43,7 +42,7 @@ _FIELDS = frozenset({"words", "program", "options", "directory", "environment", 
 
 @dataclass(frozen=True)
 class Order:
-    """What a request asks for."""
+    """A request as a command line, with its directory, environment and input."""
 
     line: tuple[str, ...]
     directory: str
@@ -105,15 +104,14 @@ class _Guard:
     """
 
     def __init__(self, app: Any, token: str) -> None:
-        self._app, self._expected = app, f"Bearer {token}".encode()
+        self._app, self._token = app, token
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         refusal = self._refusal(scope.get("headers", ())) if scope["type"] == "http" else _problem(403, "only HTTP is served here")
         await (self._app if refusal is None else refusal)(scope, receive, send)
 
     def _refusal(self, headers: Sequence[tuple[bytes, bytes]]) -> JSONResponse | None:
-        given = [value for name, value in headers if name == b"authorization"]
-        if not (len(given) == 1 and hmac.compare_digest(given[0], self._expected)):
+        if not bears(headers, self._token):
             return _problem(401, "the request bears no token, or another one", {"WWW-Authenticate": "Bearer"})
         hosts = [value.decode("latin-1") for name, value in headers if name == b"host"]
         if len(hosts) != 1 or hosts[0].rpartition(":")[0] not in LOCAL_HOSTS or any(name == b"origin" for name, _ in headers):

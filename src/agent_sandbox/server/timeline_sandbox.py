@@ -24,7 +24,7 @@ OUTPUT_BYTES = 16 << 20  # of each stream of a turn
 
 @dataclass(frozen=True)
 class SessionRequest:
-    """What a session to be held is like. It is made by a command, and sent to the holder as data."""
+    """The settings of a session to be held. A command makes them, and sends them to the holder as data."""
 
     project: str
     cwd: str

@@ -139,7 +139,7 @@ class DirectoryResult(VerbResult):
 
 @dataclass(frozen=True)
 class StateDiffResult(VerbResult):
-    """What differs between the states before two steps: variables and files, each with "new", "changed" or "gone"."""
+    """The differences of the states before two steps: variables and files, each with "new", "changed" or "gone"."""
 
     kind = "inspect-diff"
 

@@ -17,13 +17,12 @@ from agent_sandbox.cli.parser import Request, UsageError
 from agent_sandbox.cli.render.messages import Console, remark
 from agent_sandbox.cli.results import VerbResult
 from agent_sandbox.errors import RuntimeUnavailable
+from agent_sandbox.server.local_ports import SHORTEST_TOKEN, is_strong, local_address
 
 if TYPE_CHECKING:
     from agent_sandbox.policy.tokens import Token
 
 TOKEN = "AGENT_SANDBOX_MCP_TOKEN"
-_SHORTEST_TOKEN = 16
-_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
 @dataclass(frozen=True)
@@ -39,8 +38,9 @@ class McpOptions:
         run = CommandOptions.read(request)
         if run.collect:
             raise UsageError("mcp has no --json: its standard output is the client's", hint="leave it out")
+        address = request.value("--listen")
         limits = (*run.policy.limits, ("output_bytes", JSON_OUTPUT_BYTES))
-        return cls(replace(run, policy=replace(run.policy, limits=limits)), _address(request.value("--listen")))
+        return cls(replace(run, policy=replace(run.policy, limits=limits)), local_address(address) if address is not None else None)
 
 
 @dataclass(frozen=True)
@@ -83,26 +83,16 @@ def serve_mcp(request: Request, console: Console) -> VerbResult:
             transports.serve_streams(toolbox)
         else:
             host, port = options.address
-            transports.serve_port(toolbox, host.strip("[]"), port, _checked(token) or _new_token(), remark)
+            transports.serve_port(toolbox, host, port, _checked(token) or _new_token(), remark)
     finally:
         toolbox.close()
     return McpResult()
 
 
-def _address(text: str | None) -> tuple[str, int] | None:
-    if text is None:
-        return None
-    host, colon, port = text.rpartition(":")
-    if not colon or host not in _LOOPBACK or not port.isdigit() or not int(port) < 1 << 16:
-        why = f"--listen takes a local address with a port, not {text!r}"
-        raise UsageError(why, hint="--listen 127.0.0.1:8765; to serve others, put a proxy with TLS in front of it")
-    return host, int(port)
-
-
 def _checked(token: str) -> str:
     """Return the token of the environment. Raises `UsageError` if it can be guessed."""
-    if token and (len(token) < _SHORTEST_TOKEN or not token.isascii() or not token.isprintable() or " " in token):
-        raise UsageError(f"{TOKEN} must have at least {_SHORTEST_TOKEN} printable characters", hint="openssl rand -hex 32")
+    if token and not is_strong(token):
+        raise UsageError(f"{TOKEN} must have at least {SHORTEST_TOKEN} printable characters", hint="openssl rand -hex 32")
     return token
 
 

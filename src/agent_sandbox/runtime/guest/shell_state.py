@@ -137,7 +137,7 @@ class ShellState:
 
 
 class ShellScript:
-    """What one bash is given: the line that it begins with, what loads the state, and the command.
+    """The input of one bash: the line that it begins with, what loads the state, and the command.
 
     `numbers` are its private descriptors, by name. `key` is part of the names that it uses for itself, so that they are no one else's.
     """
@@ -153,7 +153,7 @@ class ShellScript:
 
     @property
     def loaded(self) -> bytes:
-        """What the shell writes first, when the state is loaded."""
+        """The bytes that the shell writes first, when it has loaded the state."""
         return f"loaded {self._key}".encode()
 
     def is_ours(self, trap: bytes) -> bool:
