@@ -93,9 +93,10 @@ SERVE = """
 import sys
 from agent_sandbox.cli.options import CommandOptions
 from agent_sandbox.mcp import transports
+from agent_sandbox.server import local_ports
 from agent_sandbox.mcp.tools import Toolbox
 toolbox = Toolbox(CommandOptions(project=sys.argv[1]), {"PATH": "/usr/bin:/bin"})
-listener = transports.bound_to("127.0.0.1", 0)
+listener = local_ports.listening_at("127.0.0.1", 0)
 port = listener.getsockname()[1]
 print(port, flush=True)
 transports.serve_app(transports.application(toolbox, port), listener)
