@@ -301,3 +301,25 @@ def test_as_root_with_v1_or_v2_mounted_both_limits_are_hard() -> None:
     if found.missing:
         pytest.skip(f"this machine gives root no cgroups: {found.missing}")
     assert found.enforces >= {"memory", "processes"}
+
+
+def test_a_cgroup_made_ahead_gets_its_limits_later_and_moves_no_member_again(
+    make: Callable[..., Cgroup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead = make()
+    same = cgroups.create(memory_bytes=64 * MIB, processes=8, unique="test0", ahead=True)  # as `make` has called it
+    assert same.parts == ahead.parts and {"memory", "processes"} <= same.enforces
+    limits = {"memory.limit_in_bytes": 64 * MIB, "memory.max": 64 * MIB, "pids.max": 8}
+    written = {name: cgroups.read(f"{part.path}/{name}").strip() for part in same.parts for name in limits}
+    assert all(text in ("", str(limits[name])) for name, text in written.items()) and any(written.values())
+    with subprocess.Popen(["sleep", "60"]) as member, subprocess.Popen(["sleep", "60"]) as other:
+        ahead.join(member.pid)
+        moved: list[tuple[str, str]] = []
+        monkeypatch.setattr(cgroups, "write", lambda path, value: moved.append((path, value)))
+        same.join(member.pid)
+        assert moved == []
+        same.join(other.pid)
+        assert [value for _, value in moved] == [str(other.pid)] * len(same.parts)
+        monkeypatch.undo()
+        for process in (member, other):
+            process.kill()

@@ -90,7 +90,7 @@ def test_a_process_that_ends_with_all_its_threads_is_not_taken_for_one_that_hide
     for _ in range(10):
         with subprocess.Popen([sys.executable, "-c", ENDS]) as process:
             while process.poll() is None:
-                assert usage.read_live(f"/proc/{process.pid}", usage._process_memory, nothing=(0, 0), hidden=None) is not None
+                assert usage.read_live(f"/proc/{process.pid}", usage._process_memory, nothing=(0, 0, 0), hidden=None) is not None
 
 
 @pytest.mark.parametrize("name", ["file", "x 00:00 0 00:00 0 00:00 0", "x\n7f0 r--p 0 00:00 0\n"])

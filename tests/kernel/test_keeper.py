@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from agent_sandbox.kernel import keeper
+from agent_sandbox.kernel.cgroups import Hierarchy
 from agent_sandbox.kernel.guest_setup import Identity
 
 
@@ -35,5 +36,26 @@ def test_layers_that_are_gone_end_their_own_run_and_no_other(tmp_path: Path) -> 
             other.kill()
         for fd in (fd for pipe in pipes for fd in pipe):
             os.close(fd)
+        os.close(server._alive)
+        os.close(server._breath)
+
+
+def test_a_cgroup_that_stays_busy_is_given_up_only_while_somebody_could_wait_for_it(tmp_path: Path) -> None:
+    """Once the supervisor has gone, nobody else would remove it: a killed caller of forks left its cgroup on a busy machine."""
+    link, far = socket.socketpair()
+    with link, far:
+        server = keeper.Keeper(link, -1, Identity(False, (Hierarchy(2, frozenset(), str(tmp_path), str(tmp_path)),)), never)
+        busy = tmp_path / f"{server._group}1" / "member"  # as a cgroup with a process, it cannot be removed yet
+        for leaving in (False, True):
+            busy.mkdir(parents=True)
+            server._leaving = leaving
+            server._runs[1] = keeper._Run(0, done=True, clear_by=time.monotonic() - 1)
+            server._clear_away()
+            assert bool(server._runs) is leaving
+            busy.rmdir()
+            server._clear_away()
+            assert server._runs == {} and busy.parent.exists() is not leaving
+            if busy.parent.exists():
+                busy.parent.rmdir()
         os.close(server._alive)
         os.close(server._breath)

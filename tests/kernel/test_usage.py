@@ -214,3 +214,15 @@ def test_a_tree_too_deep_or_too_large_to_count_is_over_any_limit(tmp_path: Path)
         (tmp_path / "flat" / str(number)).touch()
     assert measured(tmp_path / "flat", most_entries=5) < UNCOUNTABLE
     assert measured(tmp_path / "flat", most_entries=4) == UNCOUNTABLE
+
+
+def test_the_largest_process_counts_with_the_pages_that_it_shares() -> None:
+    script = """
+block = bytearray(os.urandom(1 << 20) * 64)
+copies = [start(lambda: None) for _ in range(3)]
+together, largest = usage.memory_and_largest()
+print(largest >> 20, together >> 20)
+"""
+    largest, together = map(int, in_a_pid_namespace(script).split())
+    assert largest >= 64, "a copy of it could write to all of them"
+    assert together < 2 * 64, "the control: shared pages count once in all"

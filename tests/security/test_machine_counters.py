@@ -13,7 +13,6 @@ import pytest
 from agent_sandbox.kernel import counters, syscalls
 from agent_sandbox.kernel.syscall_rules import numbers
 from agent_sandbox.runtime.base import ExitReason
-from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from tests.security.conftest import Tell
 from tests.security.harness import GENEROUS, Box, case, outside
 
@@ -75,17 +74,14 @@ def _fill(kind: str, *, wait: float) -> str:
 @pytest.fixture
 def watched(box: Box) -> Iterator[Box]:
     """A box whose init is a fork of this process, and so has the constants that a test sets."""
-    runtime = ProcessRuntime(single_threaded=True)
-    try:
-        yield box.with_(runtime=runtime, limits=replace(GENEROUS, memory_bytes=MEMORY))
-    finally:
-        runtime.close()
+    with box.fresh(single_threaded=True) as own:
+        yield own.with_(limits=GENEROUS)
 
 
 @case(301)
 @pytest.mark.parametrize("kind", ["tcp", "udp", "netlink", "unix"])
-def test_socket_buffers_are_bounded_with_the_memory(number: int, kind: str, watched: Box, tell: Tell) -> None:
-    outcome = watched.run("python3", "-c", _fill(kind, wait=300))
+def test_socket_buffers_are_bounded_with_the_memory(number: int, kind: str, box: Box, tell: Tell) -> None:
+    outcome = box.with_(limits=replace(GENEROUS, memory_bytes=MEMORY)).run("python3", "-c", _fill(kind, wait=300))
     if outcome.exit.reason is ExitReason.EXITED:
         held = json.loads(outcome.stdout)
         assert held <= MEMORY, (held, outcome.stderr)
@@ -162,18 +158,13 @@ def test_a_run_holds_no_more_than_its_share_of_the_machines_open_files(
     number: int, way: str, watched: Box, monkeypatch: pytest.MonkeyPatch, tell: Tell
 ) -> None:
     """With the real share the same program is not ended."""
-    box = watched.with_(limits=GENEROUS)
-    assert _is_left_alone(box, way, TOO_MANY)
+    assert _is_left_alone(watched, way, TOO_MANY)
     _limit_files(monkeypatch, pressure=SHARE // 4)
-    runtime = ProcessRuntime(single_threaded=True)
-    try:
-        small = box.with_(runtime=runtime)
+    with watched.fresh(single_threaded=True) as small:
         ended = small.run("python3", "-c", _hold(way, TOO_MANY, wait=300)).exit
         assert (ended.reason, ended.limits_hit) == (ExitReason.SHARE_LIMIT, ("share",))
         if way != "hidden mappings":  # those are estimated, on the high side
             assert _is_left_alone(small, way, FEW)
-    finally:
-        runtime.close()
     tell(f"ended above {SHARE} files", control=f"{3 * FEW} files, and {3 * TOO_MANY} with the real share, are not ended")
 
 
@@ -207,20 +198,15 @@ def test_files_of_the_clone_that_a_run_maps_are_not_held_against_it(
     number: int, watched: Box, monkeypatch: pytest.MonkeyPatch, tell: Tell
 ) -> None:
     """The kernel does not count them. Every program maps its libraries, so that many honest processes would have many."""
-    box = watched.with_(limits=GENEROUS)
-    if not box.probe(SHOWN):
+    if not watched.probe(SHOWN):
         pytest.skip("this kernel shows the layer below an overlay, so that such mappings are counted to be on the safe side")
-    of_the_clone, in_memory = box.probe(COUNTED)
+    of_the_clone, in_memory = watched.probe(COUNTED)
     assert of_the_clone < 1500 < in_memory, "what the kernel counts"
     _limit_files(monkeypatch, pressure=1)
-    runtime = ProcessRuntime(single_threaded=True)
-    try:
-        small = box.with_(runtime=runtime)
+    with watched.fresh(single_threaded=True) as small:
         mapping = _hold("mappings", TOO_MANY, wait=1.0).replace("/tmp/file", "/etc/passwd")
         assert small.run("python3", "-c", mapping).exit.reason is ExitReason.EXITED
         assert small.run("python3", "-c", _hold("mappings", TOO_MANY, wait=300)).exit.reason is ExitReason.SHARE_LIMIT
-    finally:
-        runtime.close()
     tell(f"{3 * TOO_MANY} mappings of its own files are left alone", control=f"with as many of files in memory it is ended above {SHARE}")
 
 
@@ -277,13 +263,9 @@ time.sleep(WAIT)
 def test_a_run_leaves_no_more_than_its_share_of_closing_connections(
     number: int, watched: Box, monkeypatch: pytest.MonkeyPatch, tell: Tell
 ) -> None:
-    box = watched.with_(limits=GENEROUS)
-    assert box.run("python3", "-c", ORPHANS.replace("WAIT", "1")).exit.reason is ExitReason.EXITED
+    assert watched.run("python3", "-c", ORPHANS.replace("WAIT", "1")).exit.reason is ExitReason.EXITED
     monkeypatch.setattr(counters, "MOST_ORPHANS", 50)
-    runtime = ProcessRuntime(single_threaded=True)
-    try:
-        ended = box.with_(runtime=runtime).run("python3", "-c", ORPHANS.replace("WAIT", "300")).exit
+    with watched.fresh(single_threaded=True) as small:
+        ended = small.run("python3", "-c", ORPHANS.replace("WAIT", "300")).exit
         assert (ended.reason, ended.limits_hit) == (ExitReason.SHARE_LIMIT, ("share",))
-    finally:
-        runtime.close()
     tell("ended with 200 where 50 may be", control="200 where 4096 may be are left alone")

@@ -217,11 +217,13 @@ class Cgroup:
     parts: tuple[Part, ...] = ()
     enforces: frozenset[str] = frozenset()
     missing: Mapping[str, str] = field(default_factory=dict)
+    ahead: bool = False  # another process may have made it already, and moved members into it
 
     def join(self, pid: int = 0) -> None:
         """Move a process into the cgroup, by default the caller; its later forks are then inside, too. Raises OSError if that fails."""
         for part in self.parts:
-            write(f"{part.path}/cgroup.procs", str(pid))
+            if not (self.ahead and str(pid) in read(f"{part.path}/cgroup.procs").split()):
+                write(f"{part.path}/cgroup.procs", str(pid))
 
     def leave(self) -> None:
         """Move the caller back to its original cgroup, as far as permitted. A keeper does this after forking, to survive the run.
@@ -339,19 +341,21 @@ def create(
     keeper: int | None = None,
     unique: str = "run",
     hierarchies: tuple[Hierarchy, ...] | None = None,
+    ahead: bool = False,
 ) -> Cgroup:
     """Make a cgroup with these limits, as far as this machine permits. A limit that cannot be set raises nothing; `missing` names it.
 
     The memory limit includes swap where the kernel counts swap per cgroup. The cgroup belongs to the process `keeper`, by default the
-    caller. Once the keeper is gone, a sweep may remove the cgroup. `unique` distinguishes several cgroups of one keeper. Raises
-    ProcessLookupError if there is no process `keeper`.
+    caller. Once the keeper is gone, a sweep may remove the cgroup. `unique` distinguishes several cgroups of one keeper. With `ahead`,
+    the keeper makes this cgroup before its limits are known, so directories that are there already are used. Raises ProcessLookupError if
+    there is no process `keeper`.
     """
     group = group_name(os.getpid() if keeper is None else keeper, unique)
     parts: list[Part] = []
     reasons: dict[str, str] = {}  # by controller; v1 comes last and overrides
     for hierarchy in here() if hierarchies is None else hierarchies:
         if _adds_something(hierarchy, parts):
-            part, reason = _make(hierarchy, group)
+            part, reason = _make(hierarchy, group, ahead=ahead)
             parts += [part] if part else []
             reasons |= dict.fromkeys(hierarchy.controllers or LIMITING, reason)
     enforces, missing = set(), {}
@@ -376,7 +380,7 @@ def create(
             enforces.add(limit)
         except OSError as error:
             missing[limit] = f"the limit of {holder.path} cannot be set: {error.strerror}"
-    return Cgroup(tuple(parts), frozenset(enforces), missing)
+    return Cgroup(tuple(parts), frozenset(enforces), missing, ahead)
 
 
 def _adds_something(hierarchy: Hierarchy, parts: list[Part]) -> bool:
@@ -392,8 +396,8 @@ def _adds_something(hierarchy: Hierarchy, parts: list[Part]) -> bool:
     return hierarchy.version == 2 or bool(hierarchy.controllers & wanted)
 
 
-def _make(hierarchy: Hierarchy, name: str) -> tuple[Part | None, str]:
-    """Make a cgroup directory in that place of the hierarchy which offers the most controllers.
+def _make(hierarchy: Hierarchy, name: str, *, ahead: bool) -> tuple[Part | None, str]:
+    """Make a cgroup directory in that place of the hierarchy which offers the most controllers. With `ahead`, it may be there already.
 
     Return the directory, or None if none could be made; and the reason why a controller is missing, or "".
     """
@@ -403,7 +407,8 @@ def _make(hierarchy: Hierarchy, name: str) -> tuple[Part | None, str]:
         if controllers is None:
             continue
         try:
-            os.mkdir(f"{place}/{name}", 0o755)  # the usual mode of cgroups: init reads its own counters without privilege
+            with suppress(*([FileExistsError] if ahead else [])):
+                os.mkdir(f"{place}/{name}", 0o755)  # the usual mode of cgroups: init reads its own counters without privilege
             return Part(f"{place}/{name}", hierarchy.own, hierarchy.version, controllers), reason
         except OSError as error:
             reason = f"a cgroup cannot be created in {place}: {error.strerror}"

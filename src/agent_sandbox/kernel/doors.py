@@ -105,10 +105,13 @@ def proxy_port(ports: Collection[int]) -> int:
     return next(port for port in range(PROXY_PORT, PROXY_PORT + MOST_PORTS + 1) if port not in ports)
 
 
-def make_trust_directory() -> int:
-    """In init, in the view: make the directory for the certificates that programs are to trust. Return it. Raises OSError."""
-    os.mkdir(TRUST, 0o755)
-    return os.open(TRUST, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+def make_trust_directory(root: str = "") -> int:
+    """In init, in the view: make the directory for the certificates that programs are to trust. Return it. Raises OSError.
+
+    `root` is the directory of the view that is the root of the guest's program, if there is an outer program around it.
+    """
+    os.mkdir(root + TRUST, 0o755)
+    return os.open(root + TRUST, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
 def give_sockets(link: socket.socket) -> bool:

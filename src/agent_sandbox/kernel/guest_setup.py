@@ -15,23 +15,38 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]  # not `signal`: its enums cost each init 50 pages
 import errno
 import fcntl
+import marshal
 import os
 import struct
 import termios
 
 from agent_sandbox._fast.contexts import suppress
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
-from agent_sandbox.kernel import cgroups, doors, ids, landlock, mount_plan, mount_steps, mountinfo, namespaces, notify, seccomp, usage, wire
+from agent_sandbox.kernel import (
+    cgroups,
+    doors,
+    ids,
+    landlock,
+    loop,
+    mount_plan,
+    mount_steps,
+    mountinfo,
+    namespaces,
+    notify,
+    seccomp,
+    usage,
+    wire,
+)
 from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.kernel.init import Family, Watch, watch_over
 from agent_sandbox.kernel.mask_layers import MaskLayers
 from agent_sandbox.kernel.mount_tools import MountedBelow, Scene, Site
-from agent_sandbox.kernel.wire import HERE, MAPPED, READY, REFUSAL_BYTES, STAGED
+from agent_sandbox.kernel.wire import HERE, LARGEST_ORDER, MAPPED, READY, REFUSAL_BYTES, STAGED
 
 if TYPE_CHECKING:
     import signal
     import socket
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from typing import Any, NoReturn
 
     Program = Callable[[socket.socket, bool, Callable[[], None]], NoReturn]  # payload, whether it is Python code, callback that sends READY
@@ -82,13 +97,38 @@ def note_signals() -> None:
         sc.rt_sigaction_default(reserved)
 
 
-def become_init(seat: Seat, identity: Identity, program: Program) -> NoReturn:
+def await_seat(link: socket.socket, supervisor: int, keeper: int, identity: Identity, program: Program) -> NoReturn:
+    """Wait for the sockets and streams of a run that is not ordered yet, then act as its init. Never returns, never raises.
+
+    An order to mount comes before: the image with the layers of the run, which takes as long as to plan the rest of the view.
+    """
+    try:
+        _default_signals()
+        sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
+        userns = () if identity.userns is None else (identity.userns,)
+        wire.close_others({link.fileno(), supervisor, keeper, *userns})
+        image, (message, descriptors) = None, wire.receive_descriptors(link, LARGEST_ORDER)
+        while message and not descriptors:
+            _, _, device, backing = marshal.loads(message)
+            with suppress(OSError):  # the run tries it again, and reports the reason
+                image = loop.mount_image(device, backing)
+            message, descriptors = wire.receive_descriptors(link, LARGEST_ORDER)
+        control, payload, *stdio = descriptors  # none, and so no init, once the keeper has gone
+        seat = Seat(socket.socket(fileno=control), socket.socket(fileno=payload), supervisor, keeper, tuple(stdio))
+    except BaseException:
+        os._exit(1)
+    become_init(seat, identity, program, image)
+
+
+def become_init(seat: Seat, identity: Identity, program: Program, image: loop.MountedImage | None = None) -> NoReturn:
     """Act as the init of one run, in a new child of the keeper that is pid 1 of its namespaces. Never returns, never raises."""
     try:
         _default_signals()
         sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
         userns = () if identity.userns is None else (identity.userns,)
-        wire.close_others({seat.control.fileno(), seat.payload.fileno(), seat.supervisor, seat.keeper, *seat.stdio, *userns})
+        mounted = () if image is None else (image.mount,)
+        ours = {seat.control.fileno(), seat.payload.fileno(), seat.supervisor, seat.keeper, *seat.stdio}
+        wire.close_others({*ours, *userns, *mounted, *_kept_open(program)})
         seat.control.send(HERE)
         request, masks = wire.receive(seat.control)
         request["open_files"] = usage.make_room_for_descriptors(request["open_files"])  # before root is given up: only root may raise it
@@ -97,19 +137,20 @@ def become_init(seat: Seat, identity: Identity, program: Program) -> NoReturn:
         family = _family_with_checkpoints() if request["checkpoints"] else Family
         plan = mount_plan.decode(request["plan"])
         stage = seat.control if request["checkpoints"] else None
-        site, layers, shared = _build_view(identity, plan, MaskLayers.asked(request["masks"], masks), stage)
+        site, layers, shared = _build_view(identity, plan, MaskLayers.asked(request["masks"], masks), stage, image)
+        wire.close_all(mounted)
         notes = site.notes
-        outlets = doors.open_doors(request["network"], doors.make_trust_directory()) if request["network"] else doors.Doors()
+        outlets = _open_doors(request)
         answered = request["observe"] and not request["network"]  # with a network, the resolver of the egress answers
         nameservers = notify.open_nameservers(notes) if answered else notify.Nameservers()
         rules = _rules(request, plan, site)
         if rules.left_out:  # the second wall behind the view: gaps of this kernel's Landlock are always reported
             notes.append(f"the Landlock of this kernel does not enforce: {', '.join(rules.left_out)}")
-        _give_up_identity(identity, seat.control, ourselves)
+        _give_up_identity(identity, seat.control, ourselves, as_root=bool(request["outer"]))
         namespaces.bound_kernel_objects(settings)
         _give_up_power(request)
         master, stdio = _open_terminal(request["terminal"]) if request["terminal"] else (None, seat.stdio)
-        farewell_reader, farewell_writer = os.pipe2(os.O_CLOEXEC) if request["farewell"] else (None, None)
+        farewell_reader, farewell_writer = _open_farewell(signals=request["agent"]) if request["farewell"] else (None, None)
         asking, asked = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) if request["inward"] else (None, None)
         private = [step.target for step in plan.steps if isinstance(step, mount_plan.Tmpfs)]
         watch = Watch(request, layers, private, farewell_reader, asked)
@@ -148,9 +189,10 @@ def become_init(seat: Seat, identity: Identity, program: Program) -> NoReturn:
 def _rules(request: dict[str, Any], plan: mount_plan.MountPlan, site: Site) -> landlock.Ruleset:
     """Return the Landlock rules for the view just entered. Raises OSError if the kernel cannot restrict execution to named programs.
 
-    A rule binds a directory, not its name, and a checkpoint exchanges directories: with checkpoints no rule is about files.
+    A rule binds a directory, not its name, and a checkpoint exchanges directories: with checkpoints no rule is about files. An outer
+    program with capabilities gets no rules at all: the kernel refuses to mount anything under Landlock.
     """
-    if request["checkpoints"]:
+    if request["checkpoints"] or request["outer"]:
         return landlock.plan(version=landlock.abi(), writable=None, executable=None)
     if plan.code is None:
         return landlock.plan(version=landlock.abi(), writable=request["scratch"], executable=request["executables"])
@@ -167,16 +209,17 @@ def _rules(request: dict[str, Any], plan: mount_plan.MountPlan, site: Site) -> l
 
 
 def _build_view(
-    identity: Identity, plan: mount_plan.MountPlan, masks: MaskLayers, stage: socket.socket | None
+    identity: Identity, plan: mount_plan.MountPlan, masks: MaskLayers, stage: socket.socket | None, image: loop.MountedImage | None
 ) -> tuple[Site, int, list[int]]:
     """Build the guest's view of the file system and enter it.
 
     Return the `Site` it was built with, a descriptor of the upper layers, and one of the mask layers if they are to be shared. With
-    `stage`, the run has checkpoints: wait at this socket for the stagehand, which needs the view before its root is entered.
+    `stage`, the run has checkpoints: wait at this socket for the stagehand, which needs the view before its root is entered. `image` was
+    mounted before, for layers that are in it.
     """
     namespaces.enter_private_mounts()
     scenes: list[Scene] | None = None if stage is None else []
-    site = Site(identity.userns, identity.shift, userxattr=not identity.root, masks=masks, scenes=scenes)
+    site = Site(identity.userns, identity.shift, userxattr=not identity.root, masks=masks, scenes=scenes, image=image)
     mount_steps.perform(plan, site)
     if stage is not None:
         _let_stagehand_in(stage, site)
@@ -213,12 +256,22 @@ def _let_stagehand_in(control: socket.socket, site: Site) -> None:
         raise EOFError("the supervisor has gone")
 
 
-def _give_up_identity(identity: Identity, control: socket.socket, ourselves: int) -> None:
+def _open_doors(request: dict[str, Any]) -> doors.Doors:
+    if not request["network"]:
+        return doors.Doors()
+    return doors.open_doors(request["network"], doors.make_trust_directory(request["inner_root"]))
+
+
+def _give_up_identity(identity: Identity, control: socket.socket, ourselves: int, *, as_root: bool) -> None:
     """Enter the guest's own user namespace, which owns nothing: the mounts, network and processes belong to the namespace around it.
 
-    `ourselves` is a descriptor of this process in /proc, and is closed here. Raises EOFError if the supervisor has gone.
+    `ourselves` is a descriptor of this process in /proc, and is closed here. With `as_root`, a rootless user is user 0 inside: a program
+    that user 0 executes keeps its capabilities. Raises EOFError if the supervisor has gone.
     """
     uid, gid = identity.ids
+    outside = identity.ids
+    if as_root:
+        uid = gid = 0
     sc.unshare(sc.CLONE_NEWUSER)
     control.send(HERE)
     if control.recv(1) != MAPPED:
@@ -227,7 +280,7 @@ def _give_up_identity(identity: Identity, control: socket.socket, ourselves: int
     if identity.root:
         os.setgroups([])
     else:
-        ids.write_maps(f"self/fd/{ourselves}", uid_map=f"{uid} {uid} 1", gid_map=f"{gid} {gid} 1", deny_setgroups=True)
+        ids.write_maps(f"self/fd/{ourselves}", uid_map=f"{uid} {outside[0]} 1", gid_map=f"{gid} {outside[1]} 1", deny_setgroups=True)
     os.close(ourselves)
     os.setresgid(gid, gid, gid)
     os.setresuid(uid, uid, uid)
@@ -239,15 +292,27 @@ def _give_up_power(request: dict[str, Any]) -> None:
     sc.prctl(sc.PR_SET_DUMPABLE, 0)
     usage.apply_rlimits(
         processes=None if "processes" in request["enforced"] else request["processes"],
-        data_bytes=None if "memory" in request["enforced"] else request["memory_bytes"],
         # Keeps one file from outgrowing every limit between two checks. A memfd's memory is charged to no process; only its size bounds it.
         file_bytes=None if "memory" in request["enforced"] and request["sized"] else request["file_bytes"],
         cpu_seconds=request["cpu_seconds"],
     )
-    if request["system"]:
-        namespaces.keep_capabilities(namespaces.PACKAGE_MANAGER)
+    if kept := _kept_capabilities(request):
+        namespaces.keep_capabilities(kept)
     else:
         namespaces.drop_capabilities()
+
+
+def _kept_capabilities(request: dict[str, Any]) -> Collection[str]:
+    """Return the capabilities that the guest has in its own user namespace, which owns nothing that the guest starts with."""
+    return request["outer"] or (namespaces.PACKAGE_MANAGER if request["system"] else ())
+
+
+def _open_farewell(*, signals: bool) -> tuple[int, int]:
+    """Return init's and the guest's end of what the guest reports its end on. With `signals`, init sends the numbers of signals there."""
+    if not signals:
+        return os.pipe2(os.O_CLOEXEC)
+    ours, theirs = socket.socketpair()
+    return ours.detach(), theirs.detach()
 
 
 def _open_terminal(size: tuple[int, int]) -> tuple[int, tuple[int, ...]]:
@@ -274,31 +339,45 @@ def _become_guest(
         ruleset = None if rules is None else fcntl.fcntl(rules, fcntl.F_DUPFD_CLOEXEC, 64)
         for number, fd in enumerate(high):
             os.dup2(fd, number, inheritable=number < 3)
-        landlock.enforce(ruleset)  # as soon as a refusal can be sent, and before its descriptor is closed
-        sc.close_range(len(high), 0xFFFFFFFF)
+        if not request["outer"]:
+            landlock.enforce(ruleset)  # as soon as a refusal can be sent, and before its descriptor is closed
+        wire.close_others({*range(3, len(high)), *_kept_open(program)})
         if request["terminal"]:
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         payload = socket.socket(fileno=3)
         os.umask(0o022)
         sc.prctl(sc.PR_SET_DUMPABLE, 1)
-        usage.apply_rlimits(open_files=request["open_files"])  # not earlier: reordering the descriptors needs high numbers
-        namespaces.assert_capabilities(namespaces.PACKAGE_MANAGER if request["system"] else ())
+        namespaces.assert_capabilities(_kept_capabilities(request))
+        if request["outer"]:
+            namespaces.enter_owned_mounts()
         if request["observe"]:
             notify.begin(payload)
         elif request["checkpoints"]:
             notify.begin(payload, notify.REACHING)
-        seccomp.install(
-            seccomp.compile_filter(
-                processes=request["may_fork"] or request["checkpoints"],
-                execute=request["may_exec"],
-                system=request["system"],
-                gated=gated,
-                forks=request["checkpoints"],
-            )
+        filtered = seccomp.compile_filter(
+            processes=request["may_fork"] or request["checkpoints"],
+            execute=request["may_exec"],
+            system=request["system"],
+            gated=gated,
+            forks=request["checkpoints"],
+            outer=bool(request["outer"]),
         )
+        # Not earlier: reordering the descriptors needs high numbers; and init, the fork of a caller that may be large, needs memory.
+        usage.apply_rlimits(
+            open_files=request["open_files"], data_bytes=None if "memory" in request["enforced"] else request["memory_bytes"]
+        )
+        seccomp.install(filtered)
     except BaseException as error:
         _refuse(error)
+    if request["inside"]:
+        program.take(request)  # type: ignore[attr-defined]  # of a runtime that is built on this one
     program(payload, request["python"], lambda: payload.sendall(READY))
+
+
+def _kept_open(program: Program) -> tuple[int, ...]:
+    """Return the descriptors of the zygote that its guests keep: those of sealed memory."""
+    kept: tuple[int, ...] = getattr(program, "descriptors", ())
+    return kept
 
 
 def _refuse(error: BaseException) -> NoReturn:

@@ -17,7 +17,7 @@ from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.kernel import usage, wire
 from agent_sandbox.kernel.counters import CounterWatch
 from agent_sandbox.kernel.doors import give_sockets
-from agent_sandbox.kernel.wire import FAMILY_ORDERS, FAREWELL, GO, NOT_COUNTED, ORDER, SIGNAL
+from agent_sandbox.kernel.wire import FAMILY_ORDERS, FAREWELL, GARBLED_HIT, GO, MEMORY_HIT, NOT_COUNTED, ORDER, PROCESSES_HIT, SIGNAL
 
 if TYPE_CHECKING:
     import signal
@@ -31,6 +31,7 @@ else:
 TICK = 0.05  # seconds between checks of limits that the kernel does not enforce
 _NEVER = float(1 << 20)
 LINGER, MOMENT = 0.05, 0.002  # seconds that init stays: at most LINGER after its report, MOMENT after the supervisor closed its end
+_MOST_SECONDS, _MOST_BYTES = 1e9, 1 << 60  # that a report of the guest can name
 FORGOTTEN = 900.0  # seconds after which a guest that never gets GO is ended
 
 
@@ -48,6 +49,10 @@ class Family:
 
     def ended(self, pid: int, status: int) -> None:
         """Take note of the end of a process."""
+
+    def give_up_one(self) -> bool:
+        """End a sleeping checkpoint, because memory is short. Return whether there was one."""
+        return False
 
     def patience(self) -> float:
         """Return the seconds until `serve` has something to do."""
@@ -68,14 +73,17 @@ class Watch:
         farewell: int | None,
         asked: socket.socket | None = None,
     ) -> None:
-        """Prepare the checks. `private` are the view's own tmpfs directories. On the pipe `farewell`, a wasm guest reports its own end.
+        """Prepare the checks. `private` are the view's own tmpfs directories.
 
-        On the socket `asked`, the supervisor asks for sockets of the guest's network.
+        On the pipe `farewell`, a guest that hosts the program inside reports its end. On the socket `asked`, the supervisor asks for
+        sockets of the guest's network.
         """
         self.farewell = farewell
         self.asked = asked
         self.read_afterwards = request["readable"]
-        self._reported: list[Any] = [0.0, 0, NOT_COUNTED]
+        self._reported: list[Any] = [0.0, 0, NOT_COUNTED, 0]
+        self.reported = False  # whether the guest has reported its own end
+        self.agent = request["agent"]  # a program of ours inside an outer program, which signals its guest
         self.layers = layers
         self.cpu = request["cpu_seconds"]
         self.memory = None if "memory" in request["enforced"] else request["memory_bytes"]
@@ -97,8 +105,18 @@ class Watch:
         self.interval = TICK if self._watched else self._counters.interval
         self._count_at = time.monotonic() + self._counters.interval  # most runs are over by then, and need not be looked at
 
+    def pass_on(self, number: int) -> None:
+        """Let the agent signal the guest's program. Ignores an agent that has gone, or that does not read."""
+        if self.farewell is not None:
+            with suppress(OSError):
+                os.set_blocking(self.farewell, False)
+                os.write(self.farewell, bytes((number,)))
+
     def take_farewell(self) -> int | None:
-        """Read the guest's report of its end, and close the pipe. Return the program's status, or None if there was no report."""
+        """Read the guest's report of its end, and close the pipe. Return the program's status, or None if there was no report.
+
+        A guest whose engine or machine was taken over reports what it likes. What cannot be true counts as garbled.
+        """
         assert self.farewell is not None
         words = os.read(self.farewell, FAREWELL.size)
         os.close(self.farewell)
@@ -106,6 +124,11 @@ class Watch:
         if len(words) < FAREWELL.size:
             return None
         status, *self._reported = FAREWELL.unpack(words)
+        self.reported = True
+        cpu, memory = self._reported[:2]
+        if not 0 <= cpu < _MOST_SECONDS or memory > _MOST_BYTES or os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
+            # Infinite times and sizes above all integers of a database would stop whoever records them.
+            status, self._reported = signal.SIGKILL, [0.0, 0, NOT_COUNTED, GARBLED_HIT]
         return int(status)
 
     def look(self) -> tuple[str, str]:
@@ -141,21 +164,27 @@ class Watch:
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU:
             reason, hit = "cpu-limit", "cpu"
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
-        cpu, memory, fuel = self._reported
+        cpu, memory, fuel, inside = self._reported
+        if inside & GARBLED_HIT and reason == "exited":
+            reason = "garbled"
+        elif inside & MEMORY_HIT and reason == "exited" and os.WIFSIGNALED(status):
+            reason, hit = "out-of-memory", "memory"
         return {
             "kind": "exit",
             "status": status,
             "reason": reason,
-            "hit": [name for name in (hit, *self._met()) if name and name != "supervisor"],
+            "hit": [name for name in (hit, *self._met(inside)) if name and name != "supervisor"],
             "wall": wall,
             "cpu": max(cpu, used.ru_utime + used.ru_stime),
             "memory": max(memory, used.ru_maxrss * 1024),
             "fuel": None if fuel == NOT_COUNTED else fuel,
+            "reported": self.reported,
         }
 
-    def _met(self) -> list[str]:
+    def _met(self, inside: int) -> list[str]:
         """Return the limits that the run reached without being ended: the kernel only refused disk space or a process."""
-        return [name for name, met in (("disk", self._full()), ("processes", self.crowded)) if met]
+        crowded = self.crowded or bool(inside & PROCESSES_HIT)
+        return [name for name, met in (("disk", self._full()), ("processes", crowded)) if met]
 
     def _full(self) -> bool:
         """Return whether the run filled its scratch directory or its sized layers."""
@@ -217,7 +246,7 @@ def _watch(watch: Watch, family: Family, control: socket.socket, keeper: int, su
                 deadline = began + min(value, float(1 << 32))
                 watch.begin()
             elif kind == SIGNAL:
-                _signal_group(family.main, int(value))
+                watch.pass_on(int(value)) if watch.agent else _signal_group(family.main, int(value))
             elif kind in FAMILY_ORDERS:
                 family.do(kind, int(value), control)
             else:  # end of the orders: the run is no longer wanted
@@ -238,12 +267,16 @@ def _watch(watch: Watch, family: Family, control: socket.socket, keeper: int, su
                 reason, hit = "timed-out", "wall"
             else:
                 reason, hit = watch.look()
+                while hit == "memory" and family.give_up_one():  # as the kernel does in a cgroup, by their scores
+                    reason, hit = watch.look()
     wall = time.monotonic() - began
     watch.count_processes(ended=status is not None)
     # Background processes end with the main program, and before the supervisor learns that the run is over.
     last = _end_everything(family.main, wait=not took_farewell or watch.read_afterwards)
-    if watch.farewell is not None:  # the guest's end was noticed before its farewell was read
-        watch.take_farewell()
+    if watch.farewell is not None:  # the end of the guest's process was noticed before its farewell was read
+        reported = watch.take_farewell()
+        if status is not None and reported is not None:
+            status = reported
     status = last if status is None else status
     if reason == "killed" and status != signal.SIGKILL:
         reason, hit = "exited", ""  # the program had already ended by itself when the order came

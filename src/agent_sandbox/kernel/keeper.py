@@ -22,7 +22,7 @@ from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.kernel import cgroups, guest_setup, ids, namespaces, usage, wire
 from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.kernel.guest_setup import Identity, Seat
-from agent_sandbox.kernel.wire import REST, STAGE, START, WATCH
+from agent_sandbox.kernel.wire import FIRST_RUN, LARGEST_ORDER, MOUNT, REST, STAGE, START, WATCH
 
 if TYPE_CHECKING:
     import signal
@@ -34,9 +34,9 @@ else:
 
     from agent_sandbox._fast import sockets as socket
 
-_LARGEST_ORDER = 16384  # bytes: a path and two numbers
 _DISK_TICK = 0.1  # seconds between measurements of layers without a size limit of their own
 _CLEARING_TICK, _CLEARING_PATIENCE = 0.005, 2.0  # seconds: a cgroup stays busy for a moment after its last process
+_LEAVING_PATIENCE = 60.0  # seconds more if the supervisor has gone: on a busy machine such a moment is long
 _NAMESPACES = sc.CLONE_NEWPID | sc.CLONE_NEWNET | sc.CLONE_NEWIPC | sc.CLONE_NEWUTS
 
 
@@ -85,10 +85,10 @@ class _Image:
             return True
 
 
-def serve(link: socket.socket, supervisor: int, program: Program) -> None:
+def serve(link: socket.socket, supervisor: int, program: Program, *, ahead: bool = False) -> None:
     """Run the keeper for a supervisor, given as a pidfd, until the end.
 
-    First send "ready" over the link; if preparations fail, send the reason instead and return.
+    First send "ready" over the link; if preparations fail, send the reason instead and return. With `ahead`, make the first init at once.
     """
     try:
         identity = _identify()
@@ -96,7 +96,7 @@ def serve(link: socket.socket, supervisor: int, program: Program) -> None:
         link.send((error.strerror or str(error)).encode(errors="replace")[:4096])
         return
     link.send(b"ready")
-    Keeper(link, supervisor, identity, program).serve()
+    Keeper(link, supervisor, identity, program).serve(ahead=ahead)
 
 
 def _identify() -> Identity:
@@ -120,11 +120,12 @@ class Keeper:
         self._program = program
         self._runs: dict[int, _Run] = {}
         self._leaving = False
+        self._ahead: socket.socket | None = None  # to the init that was made before its run was ordered
         self._group = cgroups.group_name(os.getpid(), "")
         self._alive, self._breath = os.pipe2(os.O_CLOEXEC)  # a holder of `alive` sees it close when the keeper ends
 
-    def serve(self) -> None:
-        """Serve until the supervisor has gone and every run has ended."""
+    def serve(self, *, ahead: bool) -> None:
+        """Serve until the supervisor has gone and every run has ended. With `ahead`, make the init of the first run before its order."""
         woken, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
@@ -132,6 +133,8 @@ class Keeper:
         poller = select.poll()
         for fd in (woken, self._link.fileno(), self._supervisor):
             poller.register(fd, select.POLLIN)
+        if ahead:
+            self._make_ahead(poller)
         while self._runs or not self._leaving:
             ready = _polled(poller, self._patience())
             if woken in ready:
@@ -150,7 +153,7 @@ class Keeper:
 
     def _take_order(self) -> None:
         try:
-            message, descriptors = wire.receive_descriptors(self._link, _LARGEST_ORDER)
+            message, descriptors = wire.receive_descriptors(self._link, LARGEST_ORDER)
         except OSError:  # the order is lost, perhaps one to clean up: so end all runs and clean up
             message, descriptors = b"", []
         if not message:
@@ -160,6 +163,10 @@ class Keeper:
         run = self._runs.get(number)
         if order == START:
             self._start(number, *descriptors)
+        elif order == MOUNT:
+            if self._ahead is not None:
+                with suppress(OSError):  # something has killed it
+                    self._ahead.send(message)
         elif order == WATCH and run and not run.watched:
             layers, limit = rest
             run.watched = _Watched(layers, limit, descriptors[0], time.monotonic() + _DISK_TICK)
@@ -172,7 +179,42 @@ class Keeper:
             if run:
                 run.done, run.clear_by = True, time.monotonic() + _CLEARING_PATIENCE
 
+    def _make_ahead(self, poller: select.poll) -> None:
+        """Make the init of the first run and move it into its cgroup, while the supervisor finds out what to run.
+
+        The kernel can take 15 ms to move a process, and meanwhile starts no other, not even a thread of its own for a filesystem. Once the
+        order is there, the supervisor moves init while init builds its view, which is quicker then.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            child = sc.clone(_NAMESPACES)
+        except OSError:  # the order tries it again, and reports the reason
+            wire.close_all((ours.detach(), theirs.detach()))
+            return
+        if child == 0:
+            guest_setup.await_seat(theirs, self._supervisor, self._alive, self._identity, self._program)
+        theirs.close()
+        self._ahead = ours
+        self._runs[FIRST_RUN] = _Run(child)
+        if _polled(poller, 0):
+            return
+        with suppress(OSError):  # the supervisor makes and joins what is missing
+            cgroups.create(unique=str(FIRST_RUN), hierarchies=self._identity.hierarchies, ahead=True).join(child)
+
+    def _seated(self, number: int, descriptors: tuple[int, ...]) -> bool:
+        """Give the init that was made ahead its descriptors, if this is the first run. Return False if there is no such init."""
+        if number != FIRST_RUN or self._ahead is None:
+            return False
+        with suppress(OSError):  # something has killed it: the supervisor sees that, as with any init
+            socket.send_fds(self._ahead, [START.encode()], list(descriptors))
+        self._ahead.close()
+        self._ahead = None
+        return True
+
     def _start(self, number: int, control: int, payload: int, *stdio: int) -> None:
+        if self._seated(number, (control, payload, *stdio)):
+            wire.close_all((control, payload, *stdio))
+            return
         seat = Seat(socket.socket(fileno=control), socket.socket(fileno=payload), self._supervisor, self._alive, stdio)
         try:
             child = sc.clone(_NAMESPACES)
@@ -242,8 +284,12 @@ class Keeper:
                 run.pid, run.clear_by = 0, now + _CLEARING_PATIENCE
             if not run.pid and run.image and run.image.rest():
                 run.image = None
-            if not run.pid and not run.stagehand and ((self._forget_cgroup(number) and not run.image) or now > run.clear_by):
-                del self._runs[number]
+            if not run.pid and not run.stagehand:
+                cleared = self._forget_cgroup(number)
+                # Without a supervisor nobody waits for this, and nobody else removes the cgroup before the next keeper begins.
+                late = 0.0 if cleared or not self._leaving else _LEAVING_PATIENCE
+                if (cleared and not run.image) or now > run.clear_by + late:
+                    del self._runs[number]
 
     def _forget_cgroup(self, number: int) -> bool:
         name = f"{self._group}{number}"

@@ -36,6 +36,7 @@ class KeptProcesses(Family):
         super().__init__(main)
         self._halted: set[int] = set()
         self._waking = 0  # the checkpoint that is being woken
+        self._leaving = 0  # the checkpoint that was dropped, until it is reaped
         self._control: socket.socket | None = None
         self._forks: dict[int, Fork] = {}  # by the pid of their first process
 
@@ -54,23 +55,42 @@ class KeptProcesses(Family):
         if (fork := self._forks.pop(pid, None)) is not None:
             self.poller.unregister(fork.control)
             fork.report(status)
-        if pid == self._waking and self._control is not None:
-            wire.send(self._control, {"kind": "gone"})
+        if pid == self._leaving:
+            self._leaving = 0
+            self._tell({"kind": "dropped"})
+        if pid == self._waking:
+            self._tell({"kind": "gone"})
+
+    def give_up_one(self) -> bool:
+        """End the oldest checkpoint that sleeps, and wait until its memory is free. Return whether there was one."""
+        for pid in sorted(self.kept - {self._waking, self._leaving}):
+            if self._sleeps(pid):
+                _end([pid])
+                self.ended(pid, signal.SIGKILL)
+                return True
+        return False
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        if self._control is not None:
+            with suppress(OSError):  # the supervisor may have gone
+                wire.send(self._control, message)
 
     def do(self, order: bytes, pid: int, control: socket.socket) -> None:
         """Carry out an order. DROP, CLEAR, HALT, FREEZE, STILL and RETIRE are answered on `control` once done.
 
-        CLEAR, HALT and FREEZE name the checkpoint that is to be woken: if it has ended, nothing is done, and the answer says so.
+        DROP is answered when the checkpoint has been reaped: the kernel takes its memory apart meanwhile, and other orders are carried out.
+        The supervisor drops no second one before that. CLEAR, HALT and FREEZE name the checkpoint that is to be woken: if it has ended,
+        nothing is done, and the answer says so.
         """
         if order == KEEP:
             self.kept.add(pid)
         elif order == DROP:
+            self._control = control
             if self._sleeps(pid):
-                self.kept.discard(pid)
+                self._leaving = pid
                 _signal(pid, signal.SIGKILL)
-                with suppress(ChildProcessError):
-                    os.waitpid(pid, 0)
-            wire.send(control, {"kind": "dropped"})
+            else:
+                self._tell({"kind": "dropped"})
         elif order == WAKE:
             self._waking, self._control = pid, control
             if self._sleeps(pid):
@@ -100,7 +120,7 @@ class KeptProcesses(Family):
             self._clear()
             wire.send(control, {"kind": "cleared"})
         elif order in (HALT, FREEZE):
-            self._stop(self._others if order == HALT else lambda: [*self._others(), *self.kept])
+            self._stop(self._others if order == HALT else lambda: [*self._others(), *(self.kept - {self._leaving})])
             wire.send(control, {"kind": "halted"})
         elif order == RETIRE:
             self._waking = 0
@@ -113,8 +133,14 @@ class KeptProcesses(Family):
 
     def _sleeps(self, pid: int) -> bool:
         """Return whether a checkpoint is still there. The kernel ends checkpoints first when memory runs out."""
-        with suppress(ChildProcessError):
-            if pid in self.kept and os.waitpid(pid, os.WNOHANG)[0]:
+        if pid == self._leaving:
+            return False
+        if pid in self.kept:
+            try:
+                ended = bool(os.waitpid(pid, os.WNOHANG)[0])
+            except ChildProcessError:  # reaped before it was called a checkpoint, or never a child of ours
+                ended = True
+            if ended:
                 self.kept.discard(pid)
         return pid in self.kept
 

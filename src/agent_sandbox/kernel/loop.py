@@ -108,6 +108,40 @@ def mount_detached(device: str, *, read_only: bool = False) -> int:
     The filesystem is unmounted when that descriptor, and every descriptor opened through it, are closed. Programs, devices and setuid bits
     on it have no effect. The kernel replays a journal that a power cut left.
     """
+    mount = _mount_nowhere(device, read_only=read_only)
+    try:
+        return os.open(f"/proc/self/fd/{mount}/.", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    finally:
+        os.close(mount)
+
+
+@dataclass(frozen=True)
+class MountedImage:
+    """The filesystem of an image, mounted at no path. `mount` is a descriptor that can be attached."""
+
+    device: str
+    backing: tuple[int, int]
+    mount: int
+
+
+def mount_image(device: str, backing: tuple[int, int]) -> MountedImage:
+    """Mount the filesystem of a loop device at no path. Raises OSError, ESTALE if the device is not attached to the image `backing`."""
+    held = os.open(device, os.O_RDWR | os.O_CLOEXEC)  # while open, the device cannot be reassigned
+    try:
+        check_backing(held, device, backing)
+        return MountedImage(device, backing, _mount_nowhere(device))
+    finally:
+        os.close(held)
+
+
+def check_backing(fd: int, device: str, wanted: tuple[int, int]) -> None:
+    """Raise OSError (ESTALE) if an open loop device is not attached to this file, given by device and inode."""
+    if backing(fd) != wanted:
+        raise OSError(errno.ESTALE, f"{device} has been detached from the image")
+
+
+def _mount_nowhere(device: str, *, read_only: bool = False) -> int:
+    """Mount the filesystem of a device at no path. Return a descriptor of the mount."""
     from agent_sandbox.kernel import syscalls as sc
 
     context = sc.fsopen("ext4")
@@ -116,14 +150,9 @@ def mount_detached(device: str, *, read_only: bool = False) -> int:
         for flag in (OPTIONS, *(["ro"] if read_only else [])):
             sc.fsconfig(context, sc.FSCONFIG_SET_FLAG, flag)
         sc.fsconfig(context, sc.FSCONFIG_CMD_CREATE)
-        quiet = sc.MOUNT_ATTR_NOSUID | sc.MOUNT_ATTR_NODEV | sc.MOUNT_ATTR_NOEXEC | sc.MOUNT_ATTR_NOATIME
-        mount = sc.fsmount(context, quiet)
+        return sc.fsmount(context, sc.MOUNT_ATTR_NOSUID | sc.MOUNT_ATTR_NODEV | sc.MOUNT_ATTR_NOEXEC | sc.MOUNT_ATTR_NOATIME)
     finally:
         os.close(context)
-    try:
-        return os.open(f"/proc/self/fd/{mount}/.", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    finally:
-        os.close(mount)
 
 
 @dataclass(frozen=True)

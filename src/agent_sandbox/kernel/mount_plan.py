@@ -122,6 +122,31 @@ class Overlay:
         return f"overlay {self.source} on {self.target} [{'copy-on-write' if self.writable else 'read-only'}]{hidden}"
 
 
+IMAGES = "/dev/image"  # before the path of an image's files: by such a path, which no machine has, their changes are listed
+
+
+@dataclass(frozen=True)
+class ImageRoot:
+    """The files of a container image as the root of the view. Only a plan: the runtime that has the image replaces it with an `Overlay`."""
+
+    kind: ClassVar[str] = "image"
+    image: str
+    writable: bool = True
+    target: str = "/"
+
+    def describe(self) -> str:
+        return f"image {self.image} on {self.target} [{'copy-on-write' if self.writable else 'read-only'}]"
+
+
+def place_below(target: str, machine_root: str = "/") -> str:
+    """Return the real directory below the overlay with this target: that of the machine, or that of an image.
+
+    >>> place_below("/etc"), place_below("/dev/image/store/1/root")
+    ('/etc', '/store/1/root')
+    """
+    return target.removeprefix(IMAGES) if target.startswith(f"{IMAGES}/") else machine_root.rstrip("/") + target
+
+
 @dataclass(frozen=True)
 class Copies:
     """A directory filled with copies of chosen entries, for patterns that an overlay cannot express.
@@ -230,12 +255,13 @@ class SkeletonRoot:
 
 @dataclass(frozen=True)
 class SealRoot:
-    """The last step of a skeleton root: make it read-only."""
+    """The last step of a skeleton root: make it read-only. With an outer program, the guest's root is a directory of the view."""
 
     kind: ClassVar[str] = "seal"
+    target: str = "/"
 
     def describe(self) -> str:
-        return "root directory read-only"
+        return "root directory read-only" if self.target == "/" else f"{self.target} read-only"
 
 
 @dataclass(frozen=True)
@@ -251,15 +277,22 @@ class Devices:
 
 @dataclass(frozen=True)
 class Proc:
-    """The guest's own /proc: shows its processes only; nothing in it that affects the host is writable."""
+    """The guest's own /proc: shows its processes only; nothing in it that affects the host is writable.
+
+    One that is not `sealed` is for an outer program, whose guest does not see it: the kernel lets a user namespace mount a new /proc only
+    where it already sees one that is not covered. Only the ids of the guest protect the settings in it.
+    """
 
     kind: ClassVar[str] = "proc"
+    sealed: bool = True
 
     def describe(self) -> str:
-        return "own /proc, /proc/sys read-only"
+        return "own /proc, /proc/sys read-only" if self.sealed else "own /proc, for the outer program"
 
 
-Step = Overlay | Copies | Bind | ExecutableFiles | Tmpfs | Directory | Symlink | NewFile | SkeletonRoot | SealRoot | Devices | Proc
+Step = (
+    Overlay | ImageRoot | Copies | Bind | ExecutableFiles | Tmpfs | Directory | Symlink | NewFile | SkeletonRoot | SealRoot | Devices | Proc
+)
 _KINDS: dict[str, Any] = {
     step.kind: step
     for step in (Overlay, Copies, Bind, ExecutableFiles, Tmpfs, Directory, Symlink, NewFile, SkeletonRoot, SealRoot, Devices, Proc)

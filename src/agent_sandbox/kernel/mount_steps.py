@@ -75,7 +75,7 @@ PROC_READONLY = ("bus", "fs", "irq", "pressure", "sys")  # pressure: a writer ma
 FIRST_GENERATION = "1"  # of the layers of a run with checkpoints
 
 
-def _sized(size_bytes: int) -> str:
+def sized(size_bytes: int) -> str:
     """Return mount options that bound a tmpfs in bytes and in entries.
 
     Entries are limited too, because an empty file uses no block but costs the kernel a kilobyte of memory. The bound is twice the possible
@@ -105,11 +105,11 @@ def perform_step(step: Step | Layers, site: Site) -> None:
 
 
 def _throw_away(layers: ThrowAway, site: Site) -> None:
-    sc.mount("layers", "u", "tmpfs", QUIET, f"{_sized(layers.size_bytes)},mode=700")
+    sc.mount("layers", "u", "tmpfs", QUIET, f"{sized(layers.size_bytes)},mode=700")
     site.fresh = True
     if site.scenes is not None:
         os.mkdir("s")
-        sc.mount("scratch", "s", "tmpfs", QUIET, f"{_sized(layers.size_bytes)},mode=700")
+        sc.mount("scratch", "s", "tmpfs", QUIET, f"{sized(layers.size_bytes)},mode=700")
         os.mkdir(f"s/{FIRST_GENERATION}")
         _use_generation(FIRST_GENERATION, (), site)
     if site.userxattr:
@@ -128,13 +128,13 @@ def _on_disk(layers: OnDisk, site: Site) -> None:
 
 
 def _in_image(layers: InImage, site: Site) -> None:
-    device_fd = os.open(layers.device, os.O_RDWR | os.O_CLOEXEC)  # while open, the device cannot be reassigned
+    if (image := site.image) is None or (image.device, image.backing) != (layers.device, layers.backing):
+        image = loop.mount_image(layers.device, layers.backing)
     try:
-        if loop.backing(device_fd) != layers.backing:
-            raise OSError(errno.ESTALE, f"{layers.device} has been detached from the image", layers.path)
-        sc.mount(layers.device, "u", "ext4", QUIET | sc.MS_NOEXEC | sc.MS_NOATIME, loop.OPTIONS)
+        sc.move_mount(image.mount, "u")
     finally:
-        os.close(device_fd)
+        if image is not site.image:
+            os.close(image.mount)
     with _top() as top:
         if layers.limit_bytes is not None:
             loop.restrict(top, layers.limit_bytes)
@@ -186,7 +186,7 @@ def _mount_on_given_masks(step: Overlay, lower: str, site: Site) -> bool:
 
 def _needs_masks(step: Overlay) -> bool:
     """Return whether an overlay needs a mask layer. Without an upper directory it needs two layers in any case."""
-    return bool(step.masks or step.stand_ins or step.links_over or step.links_instead or not step.writable)
+    return bool(step.masks or step.places or step.stand_ins or step.links_over or step.links_instead or not step.writable)
 
 
 def _mask_layer(step: Overlay, lower: str, site: Site) -> list[str]:
@@ -265,7 +265,7 @@ def _tmpfs(step: Tmpfs, site: Site) -> None:
         return
     owner = f",uid={site.shift},gid={site.shift}" if site.shift else ""
     with directory_for(step.target) as place:
-        sc.mount("private", place, "tmpfs", site.flags, f"{_sized(step.size_bytes)},mode={step.mode:o}{owner}")
+        sc.mount("private", place, "tmpfs", site.flags, f"{sized(step.size_bytes)},mode={step.mode:o}{owner}")
 
 
 def _directory(step: Directory, site: Site) -> None:
@@ -291,7 +291,8 @@ def _skeleton_root(step: SkeletonRoot, site: Site) -> None:
 
 
 def _seal_root(step: SealRoot, site: Site) -> None:
-    sc.mount("", "r", None, sc.MS_REMOUNT | sc.MS_BIND | sc.MS_RDONLY | site.flags)
+    with directory_for(step.target) as place:
+        sc.mount("", place, None, sc.MS_REMOUNT | sc.MS_BIND | sc.MS_RDONLY | site.flags)
 
 
 def _devices(step: Devices, site: Site) -> None:
@@ -311,7 +312,7 @@ def _fill_devices(dev: str, shm_bytes: int, flags: int) -> None:
     os.mkdir(f"{dev}/pts")
     sc.mount("devpts", f"{dev}/pts", "devpts", sc.MS_NOSUID | sc.MS_NOEXEC, TERMINALS)
     os.mkdir(f"{dev}/shm")
-    sc.mount("shm", f"{dev}/shm", "tmpfs", flags, f"{_sized(shm_bytes)},mode=1777")
+    sc.mount("shm", f"{dev}/shm", "tmpfs", flags, f"{sized(shm_bytes)},mode=1777")
     sc.mount("", dev, None, sc.MS_REMOUNT | sc.MS_BIND | sc.MS_RDONLY | sc.MS_NOSUID | sc.MS_NOEXEC)
 
 
@@ -344,6 +345,8 @@ def _proc(step: Proc, site: Site) -> None:
             _share_proc(place)
             site.shares_proc = True
             site.notes.append(SHARED_PROC)
+    if not step.sealed:
+        return
     with directory_for("/proc") as proc:
         seal_proc(proc, shared=site.shares_proc)
 
@@ -364,8 +367,8 @@ def _share_proc(place: str) -> None:
         os.close(fd)
 
 
-def seal_proc(proc: str, *, shared: bool) -> None:
-    """Make the settings of the machine in a /proc read-only, and cover what reveals or controls it."""
+def seal_proc(proc: str, *, shared: bool, nothing: str = "r/dev/null") -> None:
+    """Make the settings of the machine in a /proc read-only, and cover what reveals or controls it. `nothing` is the null device."""
     for name in PROC_READONLY:
         if os.path.isdir(f"{proc}/{name}") and not shared:
             sc.mount(f"{proc}/{name}", f"{proc}/{name}", None, sc.MS_BIND)
@@ -374,7 +377,7 @@ def seal_proc(proc: str, *, shared: bool) -> None:
         if os.path.isdir(f"{proc}/{name}"):
             sc.mount("masked", f"{proc}/{name}", "tmpfs", QUIET | sc.MS_NOEXEC | sc.MS_RDONLY, "size=0,mode=000")
         elif os.path.exists(f"{proc}/{name}"):
-            sc.mount("r/dev/null", f"{proc}/{name}", None, sc.MS_BIND)
+            sc.mount(nothing, f"{proc}/{name}", None, sc.MS_BIND)
 
 
 _PERFORM: dict[type, Callable[[Any, Site], None]] = {

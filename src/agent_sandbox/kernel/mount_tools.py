@@ -19,6 +19,8 @@ from agent_sandbox.kernel.mount_plan import DIGEST
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from agent_sandbox.kernel.loop import MountedImage
+
 QUIET = sc.MS_NOSUID | sc.MS_NODEV
 _PLACE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -55,6 +57,7 @@ class Site:
     masks: MaskLayers = field(default_factory=MaskLayers)
     shares_proc: bool = False  # whether /proc is that of the machine, because a new one was refused
     scenes: list[Scene] | None = None  # of a run with checkpoints
+    image: MountedImage | None = None  # the image of the layers, if it was mounted before the plan was known
 
     def number(self) -> int:
         """Return a fresh number for a layer directory."""

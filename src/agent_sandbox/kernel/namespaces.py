@@ -42,6 +42,8 @@ CAPABILITIES = {name: number for number, name in enumerate(_NAMES.split())}
 PACKAGE_MANAGER = frozenset(
     {"CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "NET_BIND_SERVICE", "SETFCAP"}
 )
+# The capabilities that an outer program may be given to make walls of its own for the guest: mounts, a root, namespaces, their ids.
+OUTER_PROGRAM = PACKAGE_MANAGER | {"SETPCAP", "SYS_ADMIN", "SYS_CHROOT", "SYS_PTRACE"}
 
 _NOROOT, _NO_SETUID_FIXUP, _KEEP_CAPS, _NO_CAP_AMBIENT_RAISE = 1 << 0, 1 << 2, 1 << 4, 1 << 6
 _LOCKED = 1  # shift: the lock of each bit is the next higher bit
@@ -112,6 +114,15 @@ def enter_root() -> None:
     sc.pivot_root(".", ".")
     sc.umount2(".", sc.MNT_DETACH)
     os.chdir("/")
+
+
+def enter_owned_mounts() -> None:
+    """Enter a mount namespace that belongs to our own user namespace, so that its capabilities reach these mounts. Raises OSError.
+
+    The mounts of the view stay as they are: the kernel locks what comes from the namespace around it, one and all.
+    """
+    sc.unshare(sc.CLONE_NEWNS)
+    sc.mount("", "/", None, sc.MS_REC | sc.MS_PRIVATE)
 
 
 def raise_loopback() -> None:

@@ -77,22 +77,24 @@ def compile_filter(
     system: bool = False,
     gated: bool = False,
     forks: bool = False,
+    outer: bool = False,
     machine: str = syscalls.MACHINE,
 ) -> Program:
     """Return the filter for a guest. Without `processes` the guest can start threads only; without `execute` it cannot exec.
 
     `system` permits no additional call, but refuses a socket family with the error of a kernel without that family. Tools that add users
     fail if an audit socket is refused, and go on if the kernel has none. `gated` refuses memfd_create, because no mount option prevents the
-    execution of a memfd. `forks` permits the call that makes a fork of a session's state, which the supervisor must answer first.
+    execution of a memfd. `forks` permits the call that makes a fork of a session's state, which the supervisor must answer first. `outer`
+    permits what a program of ours needs that makes walls of its own for the guest, such as an OCI runtime.
 
     A filter is compiled once for each meaning: a zygote compiles it, and its guests inherit it, however they spell the arguments. Raises
     `RuntimeUnavailable` on a machine whose system call numbers are unknown.
     """
-    return _compiled(processes, execute, system, gated, forks, machine)
+    return _compiled(processes, execute, system, gated, forks, outer, machine)
 
 
 @cache  # its key tells f(gated=False) from f(), so every argument comes by position
-def _compiled(processes: bool, execute: bool, system: bool, gated: bool, forks: bool, machine: str) -> Program:
+def _compiled(processes: bool, execute: bool, system: bool, gated: bool, forks: bool, outer: bool, machine: str) -> Program:
     if machine not in syscall_rules.MACHINES:
         raise RuntimeUnavailable(
             f"cannot filter system calls: their numbers on {machine} are not known",
@@ -101,7 +103,7 @@ def _compiled(processes: bool, execute: bool, system: bool, gated: bool, forks: 
         )
     numbers = sorted((number, name) for name, number in syscall_rules.numbers(machine).items())
     answers = tuple(
-        (name, number, _answer(name, processes=processes, execute=execute, system=system, gated=gated, forks=forks))
+        (name, number, _answer(name, processes=processes, execute=execute, system=system, gated=gated, forks=forks, outer=outer))
         for number, name in numbers
     )
     return _assembled(machine, answers)
@@ -130,7 +132,12 @@ def install(program: Program) -> None:
 
     Raises OSError if the kernel refuses; then no thread is under the filter.
     """
-    thread = _set(program.code, syscalls.SECCOMP_FILTER_FLAG_TSYNC)
+    install_code(program.code)
+
+
+def install_code(code: bytes) -> None:
+    """The same with the code of a filter, which may have been compiled elsewhere."""
+    thread = _set(code, syscalls.SECCOMP_FILTER_FLAG_TSYNC)
     if thread:
         raise OSError(errno.EBUSY, f"seccomp: thread {thread} is under a filter of its own")
 
@@ -185,9 +192,11 @@ class _SockFprog(ctypes.Structure):
     _fields_ = (("len", ctypes.c_ushort), ("filter", ctypes.c_char_p))
 
 
-def _answer(name: str, *, processes: bool, execute: bool, system: bool, gated: bool, forks: bool) -> FilterAction:
+def _answer(name: str, *, processes: bool, execute: bool, system: bool, gated: bool, forks: bool, outer: bool) -> FilterAction:
     if name in syscall_rules.ABSENT or (gated and name in syscall_rules.FILES_IN_MEMORY):
         return _UNKNOWN
+    if outer and name in syscall_rules.MAKES_WALLS:
+        return _ALLOW
     if name == "clone" and forks:
         return FilterAction((*syscall_rules.CONDITIONAL[name], (syscall_rules.FORKS_A_STATE,)))
     if name == "clone" and not processes:

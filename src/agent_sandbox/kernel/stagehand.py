@@ -24,6 +24,7 @@ from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.kernel import usage
 from agent_sandbox.kernel.fork_views import ForkView, fields, mount_id
 from agent_sandbox.kernel.frozen_layers import compare_entry, layer_entries, merge_layers
+from agent_sandbox.kernel.mappings import shared_for_writing
 from agent_sandbox.kernel.mount_tools import QUIET, Scene, Site, directory_for, overlay_options
 
 if TYPE_CHECKING:
@@ -31,8 +32,9 @@ if TYPE_CHECKING:
 
 # Orders of the supervisor. ADVANCE: freeze the newest generation if the guest has changed anything, and begin another. SETTLE: say what
 # still writes to the frozen one. SHOW: begin a generation on an earlier one. COVER, UNCOVER: show another state for a moment.
-# MEASURE: how much memory the processes have. MERGE: make one frozen layer of two. COMPARE: the files that differ between two states.
-# FORK: give a fork of a state its view. VERIFY: make sure that nothing in the fork leads out of it. DISCARD: remove a generation.
+# MEASURE: how much memory the processes have, and the largest of them. MERGE: make one frozen layer of two. COMPARE: the files that
+# differ between two states. FORK: give a fork of a state its view. VERIFY: make sure that nothing in the fork leads out of it. DISCARD:
+# remove a generation.
 ADVANCE, SETTLE, SHOW, COVER, UNCOVER = "advance", "settle", "show", "cover", "uncover"
 MEASURE, MERGE, COMPARE, FORK, VERIFY, DISCARD = "measure", "merge", "compare", "fork", "verify", "discard"
 _LARGEST_ORDER = 1 << 16
@@ -103,7 +105,7 @@ class _Stage:
         if order == UNCOVER:
             return self._uncover()
         if order == MEASURE:
-            return usage.memory_bytes(_PROC)
+            return usage.memory_and_largest(_PROC)
         if order == MERGE:
             return self._merge(*words)
         if order == COMPARE:
@@ -281,17 +283,18 @@ def _processes(kept: Sequence[int]) -> list[int]:
 
 
 def _writers(pid: int, mounts: set[int]) -> Iterable[str]:
-    """Yield the ways in which a process may still write to these mounts: open files and directories, where it stands, shared memory."""
+    """Yield the ways in which a process may still write to these mounts: open files and directories, where it stands, shared memory.
+
+    Descriptors on their way through a socket are such a way, too.
+    """
     with suppress(OSError):  # it has just ended
         for name in (*(f"fd/{number}" for number in os.listdir(f"{_PROC}/{pid}/fd")), "cwd", "root"):
             with suppress(OSError):
                 if what := _way_in(pid, name, mounts):
                     yield f"process {pid} {what}"
-        with open(f"{_PROC}/{pid}/maps", encoding="utf-8", errors="replace") as maps:
-            for line in maps:
-                words = line.split(maxsplit=5)
-                if words[1].endswith("s") and "w" in words[1] and len(words) > 5 and not words[5].startswith(_OF_NO_FILE):
-                    yield f"process {pid} shares memory with {words[5].strip()}"
+        for name in shared_for_writing(f"{_PROC}/{pid}"):
+            if name and not name.startswith(_OF_NO_FILE):
+                yield f"process {pid} shares memory with {name}"
 
 
 _OF_NO_FILE = ("/dev/zero", "/memfd:", "/SYSV")
@@ -300,6 +303,10 @@ _OF_NO_FILE = ("/dev/zero", "/memfd:", "/SYSV")
 def _way_in(pid: int, name: str, mounts: set[int]) -> str:
     fd = os.open(f"{_PROC}/{pid}/{name}", os.O_PATH | os.O_CLOEXEC)
     try:
+        if stat.S_ISSOCK(os.fstat(fd).st_mode):
+            # One of them may lead to a frozen layer, and nobody sees where it leads.
+            coming = int(fields(f"{_PROC}/{pid}/fdinfo/{name.removeprefix('fd/')}").get("scm_fds", "0"))
+            return "has descriptors on their way through a socket" if coming else ""
         if mount_id(fd) not in mounts:
             return ""
         where = os.readlink(f"{_PROC}/{pid}/{name}")

@@ -206,6 +206,13 @@ THREADS_ONLY: Rule = ((_NO_NEW_NAMESPACE, Condition(0, _CLONE_FILES | _CLONE_THR
 # Callers that tell "this kernel cannot" from "you may not" go on without a filter of their own after EINVAL.
 REFUSALS = {"seccomp": errno.EINVAL}
 STARTS_PROCESSES = frozenset({"fork", "vfork"})
+# What an outer program needs to make walls of its own for the guest (see `runtime.base.OuterProgram`): mounts, namespaces, filters, a look
+# into its children's memory. Each works on namespaces that belong to the guest's user namespace. Some are conditional for other guests.
+_WALLS = """
+    chroot clone mount mount_setattr move_mount open_tree personality pivot_root prctl process_vm_readv process_vm_writev ptrace seccomp
+    setdomainname sethostname setns umount2 unshare
+"""
+MAKES_WALLS = frozenset(_WALLS.split())
 EXECUTES = frozenset({"execve", "execveat"})
 # Answered with ENOSYS, as by an older kernel, if only named files may be executed. The sysctl vm.memfd_noexec stops execve of a memfd, but
 # not a loader that maps it.

@@ -28,8 +28,26 @@ _libc_with_gil = ctypes.PyDLL(None, use_errno=True)  # the same, without releasi
 # Numbers above 423 are the same on every architecture; older ones are not.
 MACHINE = os.uname().machine
 _OLD_NUMBERS = {
-    "x86_64": {"clone": 56, "pivot_root": 155, "capget": 125, "capset": 126, "seccomp": 317, "rt_sigaction": 13, "renameat2": 316},
-    "aarch64": {"clone": 220, "pivot_root": 41, "capget": 90, "capset": 91, "seccomp": 277, "rt_sigaction": 134, "renameat2": 276},
+    "x86_64": {
+        "clone": 56,
+        "pivot_root": 155,
+        "capget": 125,
+        "capset": 126,
+        "seccomp": 317,
+        "rt_sigaction": 13,
+        "renameat2": 316,
+        "finit_module": 313,
+    },
+    "aarch64": {
+        "clone": 220,
+        "pivot_root": 41,
+        "capget": 90,
+        "capset": 91,
+        "seccomp": 277,
+        "rt_sigaction": 134,
+        "renameat2": 276,
+        "finit_module": 273,
+    },
 }
 _NUMBERS = _OLD_NUMBERS.get(MACHINE, {})
 SYS_open_tree, SYS_move_mount, SYS_fsopen, SYS_fsconfig, SYS_fsmount = 428, 429, 430, 431, 432
@@ -186,6 +204,11 @@ def mount(source: str, target: str, kind: str | None, flags: int = 0, options: s
         os.fsencode(source), os.fsencode(target), kind.encode() if kind else None, flags, os.fsencode(options) if options else None
     )
     check(result, f"mount {kind or ''} {source} on {target} [{options}]")
+
+
+def load_module(module: int, name: str) -> None:
+    """finit_module(2), without parameters."""
+    check(libc.syscall(_number("finit_module"), module, b"", 0), f"load {name}")
 
 
 def umount2(target: str, flags: int = 0) -> None:

@@ -127,11 +127,17 @@ def memory_bytes(proc: str = "/proc", *, private: Sequence[str | int] = ()) -> i
     `private` lists tmpfs mounts, by path or descriptor, that only these processes write to: their content, and that of memfds, counts even
     if no process maps it. Mapped files of other filesystems do not count: the kernel can drop those pages, as it would in a cgroup.
     """
+    return memory_and_largest(proc, private=private)[0]
+
+
+def memory_and_largest(proc: str = "/proc", *, private: Sequence[str | int] = ()) -> tuple[int, int]:
+    """Return what `memory_bytes` does, and the anonymous memory of the largest process, shared pages included: a copy counts as much."""
     processes = others(proc)
-    measured = [read_live(process, _process_memory, nothing=(0, 0), hidden=(UNCOUNTABLE, 0)) for process in processes]
+    measured = [read_live(process, _process_memory, nothing=(0, 0, 0), hidden=(UNCOUNTABLE, 0, 0)) for process in processes]
     held = sum(map(_used, private)) + _memfd_bytes(processes) + _segment_bytes(f"{proc}/sysvipc")
     queued = _semaphore_bytes(f"{proc}/sysvipc") + _message_bytes(f"{proc}/sysvipc")
-    return sum(own for own, _ in measured) + max(held, sum(shared for _, shared in measured)) + queued
+    total = sum(own for own, _, _ in measured) + max(held, sum(shared for _, shared, _ in measured)) + queued
+    return total, max((alone for _, _, alone in measured), default=0)
 
 
 def disk_bytes(directory: int, *, most_entries: int = MOST_ENTRIES) -> int:
@@ -302,17 +308,21 @@ def _table_bytes(path: str, columns: int, cost: Callable[[list[bytes]], int]) ->
     return sum(cost(row) for row in rows if len(row) >= columns)
 
 
-def _process_memory(directory: str) -> tuple[int, int] | None:
-    """Return a process's anonymous memory with page tables, and its proportional share of mapped shared memory, in bytes; None if ended."""
+def _process_memory(directory: str) -> tuple[int, int, int] | None:
+    """Return a process's part of the anonymous memory and of the shared memory, and its anonymous memory alone; None if it has ended.
+
+    In bytes. Its part is what it has if pages that processes share are divided among them; alone, all its pages count. So do page tables.
+    """
     status = _kilobytes(_read(f"{directory}/status"))
     if b"VmSize" not in status:
         return None
     tables = status.get(b"VmPTE", 0)
+    alone = status.get(b"RssAnon", 0) + status.get(b"VmSwap", 0) + tables
     rollup = _kilobytes(_read(f"{directory}/smaps_rollup"))
     if b"Pss_Anon" in rollup:
-        return rollup[b"Pss_Anon"] + rollup.get(b"SwapPss", 0) + tables, rollup.get(b"Pss_Shmem", 0)
+        return rollup[b"Pss_Anon"] + rollup.get(b"SwapPss", 0) + tables, rollup.get(b"Pss_Shmem", 0), alone
     # Of a process that made itself undumpable we may read only the status. It counts shared pages in full, which errs on the safe side.
-    return status.get(b"RssAnon", 0) + status.get(b"VmSwap", 0) + tables, status.get(b"RssShmem", 0)
+    return alone, status.get(b"RssShmem", 0), alone
 
 
 def _kilobytes(content: bytes) -> dict[bytes, int]:

@@ -22,7 +22,9 @@ else:
     from agent_sandbox._fast import sockets as socket
 
 # Orders from the supervisor to the keeper, each with the number of the run.
-START, WATCH, STAGE, REST, DONE = "start", "watch", "stage", "rest", "done"
+START, MOUNT, WATCH, STAGE, REST, DONE = "start", "mount", "watch", "stage", "rest", "done"
+FIRST_RUN = 1  # the number of a keeper's first run
+LARGEST_ORDER = 16384  # bytes: a path and two numbers
 
 # Orders from the supervisor to init, once the guest exists: GO with the wall time in seconds, SIGNAL with the signal number. The others are
 # for a run with checkpoints, each with the pid of a process: KEEP it as a checkpoint, DROP it, WAKE it, make it the MAIN program. CLEAR
@@ -49,10 +51,11 @@ REFUSAL_BYTES = 4096  # the longest refusal
 LISTENING, HEARD = b"\x01", b"h"
 
 # A guest that runs our own code to its end sends init this when its program has ended: wait status, processor time, peak memory in bytes,
-# and the fuel used or NOT_COUNTED.
-FAREWELL = struct.Struct("!HdQq")
+# the fuel used or NOT_COUNTED, and the limits that this code itself enforced, as the sum of the next three.
+FAREWELL = struct.Struct("!HdQqB")
 NOT_COUNTED = -1
-FAREWELL_FD = 4  # in the guest: after its three streams and the payload
+MEMORY_HIT, PROCESSES_HIT, GARBLED_HIT = 1, 2, 4  # the last: the program sent our code a malformed message
+PAYLOAD_FD, FAREWELL_FD = 3, 4  # in the guest: after its three streams
 # From a watched guest before it ends, on its payload socket: this header, and a line per input.
 INPUTS = b"inputs\n"
 REPORT_BYTES = 2 << 20  # kept of such a report
