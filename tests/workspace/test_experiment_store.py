@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox.errors import PolicyError
-from agent_sandbox.workspace.experiment_store import KEPT_SECONDS, MOST_KEPT, ExperimentStore
+from agent_sandbox.workspace.experiment_store import MOST_KEPT, ExperimentStore
+from agent_sandbox.workspace.kept_places import KEPT_SECONDS
 from agent_sandbox.workspace.store import Store
 
 

@@ -9,7 +9,8 @@ import pytest
 from agent_sandbox._fast.encoding import sha256
 from agent_sandbox.errors import Busy, PolicyError, WorkspaceError
 from agent_sandbox.workspace import saved_plans as module
-from agent_sandbox.workspace.saved_plans import KEPT_SECONDS, MOST_PLANS, Plans
+from agent_sandbox.workspace.kept_places import KEPT_SECONDS
+from agent_sandbox.workspace.saved_plans import MOST_PLANS, Plans
 from agent_sandbox.workspace.store import Store
 
 

@@ -57,6 +57,15 @@ def explain(found: Effective) -> tuple[str, ...]:
 
 
 def _of_files(policy: Policy) -> list[str]:
+    if policy.image:
+        return [
+            f"files: those of the image {policy.image}; of the machine the project, or the paths that are named",
+            *_of_machine(policy)[1:],
+        ]
+    return _of_machine(policy)
+
+
+def _of_machine(policy: Policy) -> list[str]:
     files = policy.files
     if not (files.read or files.write):
         return ["files: none of the machine but the interpreter's own; /tmp is private and empty"]

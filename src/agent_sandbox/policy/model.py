@@ -53,6 +53,7 @@ class Guarantee(Enum):
     DISK_LIMITED = "disk-limited"
     NOT_HOST_ROOT = "not-host-root"  # never host uid 0, not even if root started it
     SEPARATE_KERNEL = "separate-kernel"
+    USER_SPACE_KERNEL = "user-space-kernel"  # its system calls are answered by a program; few of them reach the machine's kernel
     DETERMINISTIC = "deterministic"  # same input, same output, changes and fuel
 
 
@@ -262,6 +263,7 @@ class Policy:
     tools: tuple[str, ...] = ()  # functions of the caller that a program may call, sorted
     programs: ProgramRules = EVERY_PROGRAM
     asks: AskRules = NOBODY_IS_ASKED
+    image: str = ""  # a container image whose files take the place of the machine's; empty for the machine itself
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "network", self.network.grounded())
@@ -281,11 +283,13 @@ class Policy:
     def digest(self) -> str:
         """Return the digest that identifies this policy: equal policies have equal digests, on every machine.
 
-        Masks that were found on the disk do not count: they say what is there, not what is permitted. A policy without a network has the
-        digest that it had before policies could have one, so that approvals and records of then still fit.
+        Masks that were found on the disk do not count: they say what is there, not what is permitted. A policy without a network, or
+        without an image, has the digest that it had before policies could have one, so that approvals and records of then still fit.
         """
         masks = tuple(mask for mask in self.files.masks if not isinstance(mask, FoundMask))
         form = canonical_form(self if len(masks) == len(self.files.masks) else replace(self, files=replace(self.files, masks=masks)))
+        if not self.image:
+            del form["image"]
         return digest_of_form(form if self.network.asks else form | {"network": False})
 
 

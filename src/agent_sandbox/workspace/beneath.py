@@ -20,9 +20,9 @@ import os
 import stat
 import time
 from collections.abc import Generator
-from dataclasses import dataclass, field
 from functools import cache
 
+from agent_sandbox._fast.values import dataclass, field
 from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.kernel import syscalls
 

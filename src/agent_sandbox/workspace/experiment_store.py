@@ -1,13 +1,9 @@
 """The places of experiments: the frozen project and the layers of each attempt, in `<state>/experiments/<id>/`.
 
-    held          locked while the experiment runs, is looked at or promoted
-    frozen/       the copy of the project that every attempt starts from: see `frozen_tree`
-    NAME/         an attempt; as for a sandbox: see `store`
-    NAME.check/   the copy of an attempt in which its check runs
-    result-<digest>   the result, written last and atomically; without it, the directory is swept
-
-A place that nobody holds and that has no result is what a killed process left, and the next experiment or `status` removes it. Kept
-experiments are few and short-lived, as plans are.
+frozen/       the copy of the project that every attempt starts from: see `frozen_tree`
+NAME/         an attempt; as for a sandbox: see `store`
+NAME.check/   the copy of an attempt in which its check runs
+held, result-<digest>   as in every kept place: see `kept_places`
 """
 
 from __future__ import annotations
@@ -15,24 +11,22 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 
-from agent_sandbox._fast.encoding import sha256
-from agent_sandbox._fast.values import dataclass, replace
-from agent_sandbox.errors import Busy, PolicyError, WorkspaceError
-from agent_sandbox.workspace.durable import explained, write_atomically
+from agent_sandbox._fast.values import dataclass
+from agent_sandbox.errors import PolicyError, WorkspaceError
+from agent_sandbox.workspace.durable import explained
+from agent_sandbox.workspace.kept_places import KEPT_SECONDS, KeptPlaces, PlaceState
 from agent_sandbox.workspace.originals.runs import append, spell_run
-from agent_sandbox.workspace.store import Holder, PreparedSandbox, SandboxState, Store, hold
+from agent_sandbox.workspace.store import Holder, PreparedSandbox, Store, hold
 
-KEPT_SECONDS = 3600.0
 MOST_KEPT = 4
-_RESULT, _HELD, _FROZEN = "result-", "held", "frozen"
-_LARGEST_RESULT = 16 << 20
+_FROZEN = "frozen"
 
 
 @dataclass(frozen=True)
-class AttemptState(SandboxState):
-    """The stored state of an attempt: a sandbox in the place of its experiment, never in an image.
+class AttemptState(PlaceState):
+    """The stored state of an attempt: a sandbox in the place of its experiment.
 
     `frozen_ns` is when the project was frozen, or 0 if the attempt sees the live files. Everything that the attempt covers is judged by
     that time: a real file that has changed since is not what the attempt saw.
@@ -45,11 +39,6 @@ class AttemptState(SandboxState):
     def path(self) -> str:
         """The directory of the attempt."""
         return os.path.join(self.top, self.id)
-
-    @property
-    def promotions(self) -> str:
-        """The directory for journals. It stays empty: an attempt is promoted with the journals of the project's sandbox."""
-        return os.path.join(self.path, "promotions")
 
     @property
     def over_a_copy(self) -> bool:
@@ -67,11 +56,7 @@ class AttemptState(SandboxState):
             with explained(f"prepare the attempt {self.id!r}"):
                 os.makedirs(self.bases, mode=0o700, exist_ok=True)
                 append(self.bases, prepared.present.active, spell_run(self.frozen_ns))  # see `originals.runs.begin`
-        return replace(prepared, notes=())
-
-    def _make_layers(self, present: object, limit_bytes: int | None) -> tuple[str, ...]:
-        os.makedirs(self.layers, mode=0o700, exist_ok=True)
-        return ()
+        return prepared
 
 
 @dataclass(frozen=True)
@@ -106,67 +91,39 @@ class ExperimentPlace:
 
     def keep(self, text: str) -> None:
         """Save the result, inside the block of `making`, so that the experiment outlives it."""
-        with explained("keep the experiment"):
-            write_atomically(os.path.join(self.path, _RESULT + sha256(text.encode()).hexdigest()), text)
+        ExperimentStore(self.store).save(self.id, text)
 
 
-class ExperimentStore:
+class ExperimentStore(KeptPlaces):
     """The experiments in a state directory."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._path = os.path.join(store.path, "experiments")
+    folder, noun, text = "experiments", "experiment", "result-"
+    most, largest_text = MOST_KEPT, 16 << 20
+    changed = "the experiment has been changed since it was kept", "run it again"
 
     @contextmanager
     def making(self, project: str) -> Iterator[ExperimentPlace]:
         """Yield a new place. It is removed at the end of the block, unless it was kept."""
-        place = ExperimentPlace(self._store, project, secrets.token_hex(6))
-        with ExitStack() as ends:
-            with self._alone():
-                swept = self._put_aside(room_for=1)
-                with explained(f"make a place for an experiment in {self._path!r}"):
-                    os.mkdir(place.path, 0o700)
-                ends.enter_context(self._hold(place.id, "try"))
-            try:
-                self._remove(swept)
-                yield place
-            finally:
-                if _digest_in(place.path) is None:
-                    self._remove([aside] if (aside := self._move_aside(place.id)) else [])
+        place = ExperimentPlace(self.store, project, secrets.token_hex(6))
+        with self.make(place.id, "try"):
+            yield place
 
     @contextmanager
     def opened(self, prefix: str) -> Iterator[tuple[ExperimentPlace, str]]:
         """Open the kept experiment whose id starts with `prefix`, and yield it with its result. Raises `PolicyError` and `Busy`."""
-        with ExitStack() as ends:
-            with self._alone():
-                swept = self._put_aside()
-                name = self._find(prefix)
-                ends.enter_context(self._hold(name, "try"))
-            self._remove(swept)
-            yield ExperimentPlace(self._store, "", name), _read(os.path.join(self._path, name))
+        with self.hold_found(lambda: self._find(prefix), "try") as (name, _, result):
+            yield ExperimentPlace(self.store, "", name), result
 
     def drop(self, place: ExperimentPlace) -> None:
         """Remove an experiment that was kept."""
-        self._remove([aside] if (aside := self._move_aside(place.id)) else [])
+        self.remove(place.id)
 
     def kept(self) -> tuple[tuple[str, str], ...]:
         """Return id and result of each kept experiment, newest first. Expired ones are removed before."""
-        self.sweep()
-        results: list[tuple[str, str]] = []
-        for _, name in sorted(self._all(), reverse=True):
-            with suppress(PolicyError, WorkspaceError):  # changed or removed meanwhile
-                results.append((name, _read(os.path.join(self._path, name))))
-        return tuple(results)
+        return tuple((name, result) for name, _, result in self.read_all())
 
-    def sweep(self) -> None:
-        """Remove expired experiments, and what killed processes left."""
-        if os.path.isdir(self._path):
-            with self._alone():
-                swept = self._put_aside()
-            self._remove(swept)
-
-    def _find(self, prefix: str) -> str:
-        matches = [name for _, name in self._all() if name.startswith(prefix.lower())] if prefix else []
+    def _find(self, prefix: str) -> tuple[str, str]:
+        matches = [(name, digest) for _, name, digest in self.usable() if name.startswith(prefix.lower())] if prefix else []
         if len(matches) > 1:
             raise PolicyError(f"more than one experiment begins with {prefix!r}", hint="give more of its letters")
         if not matches:
@@ -176,77 +133,3 @@ class ExperimentStore:
                 hint=hint,
             )
         return matches[0]
-
-    def _all(self) -> Iterator[tuple[float, str]]:
-        for name in self._names():
-            if (digest := _digest_in(os.path.join(self._path, name))) is not None:
-                with suppress(FileNotFoundError):
-                    yield os.stat(os.path.join(self._path, name, _RESULT + digest)).st_mtime, name
-
-    def _names(self) -> list[str]:
-        try:
-            return sorted(name for name in os.listdir(self._path) if not name.startswith("."))
-        except FileNotFoundError:  # no experiment yet
-            return []
-
-    def _alone(self) -> AbstractContextManager[None]:
-        """Lock the experiments briefly against other processes that make, sweep or open them."""
-        with explained(f"use {self._path!r}"):
-            os.makedirs(self._path, mode=0o700, exist_ok=True)
-        holder = Holder(os.getpid(), "experiments", self._store.clock())
-        return hold(os.path.join(self._path, ".lock"), holder, wait=True, what="the experiments")
-
-    def _hold(self, name: str, command: str) -> AbstractContextManager[None]:
-        holder = Holder(os.getpid(), command, self._store.clock())
-        return hold(os.path.join(self._path, name, _HELD), holder, wait=False, what="this experiment")
-
-    def _put_aside(self, room_for: int = 0) -> list[str]:
-        """Move incomplete, expired and excess experiments to the trash, except for locked ones. Return their names in the trash."""
-        now = self._store.clock()
-        kept = sorted(self._all(), reverse=True)
-        known = {name for _, name in kept}
-        going = [name for name in self._names() if name not in known]
-        for number, (when, name) in enumerate(kept, 1):
-            if not 0 <= now - when <= KEPT_SECONDS or number + room_for > MOST_KEPT:
-                going.append(name)
-        return [aside for name in going if (aside := self._unheld_aside(name))]
-
-    def _unheld_aside(self, name: str) -> str | None:
-        try:
-            with self._hold(name, "sweeping"):
-                return self._move_aside(name)
-        except (Busy, WorkspaceError):  # locked by another process, or being removed already
-            return None
-
-    def _move_aside(self, name: str) -> str | None:
-        aside = f"experiment-{name}"
-        try:
-            os.rename(os.path.join(self._path, name), os.path.join(self._store.path, "trash", aside))
-        except OSError:  # the next sweep tries again
-            return None
-        return aside
-
-    def _remove(self, names: list[str]) -> None:
-        for name in names:
-            with suppress(WorkspaceError, OSError):  # the next opening of the store sweeps the rest
-                self._store.remove_from_trash(name)
-
-
-def _digest_in(path: str) -> str | None:
-    """Return the digest of the result in a directory, which is part of its file name; None if there is none."""
-    try:
-        names = os.listdir(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return next((name.removeprefix(_RESULT) for name in names if name.startswith(_RESULT) and not name.endswith(".new")), None)
-
-
-def _read(path: str) -> str:
-    digest = _digest_in(path) or ""
-    with explained("read the experiment"):
-        fd = os.open(os.path.join(path, _RESULT + digest), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    with open(fd, "rb") as file:
-        content = file.read(_LARGEST_RESULT + 1)
-    if sha256(content).hexdigest() != digest:
-        raise PolicyError("the experiment has been changed since it was kept", hint="run it again")
-    return content.decode()

@@ -1,65 +1,43 @@
 """Saved plans: simulations that may still be carried out, each with the layers of its run, in `<state>/plans/<name>/`.
 
-    held            locked while the plan is being made, read or carried out
     size            its size on disk
-    plan-<digest>   its text, written last and atomically: a directory without it is no plan, and is swept
     begun           the plan has begun to be carried out, and cannot be used again
-    layers/, …      as for a sandbox: see `store`
+    held, plan-<digest>, layers/, …   as in every kept place: see `kept_places`
 
-Plans are few, small and short-lived: beyond a limit the oldest are removed. The caller chooses the text; its digest is its file name. The
-layers are not synced: carrying out a plan compares them with its text.
+The caller chooses the text. The layers are not synced: carrying out a plan compares them with its text.
 """
 
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 
-from agent_sandbox._fast.encoding import sha256
-from agent_sandbox._fast.values import dataclass, replace
-from agent_sandbox.errors import Busy, PolicyError, WorkspaceError
+from agent_sandbox._fast.values import dataclass
+from agent_sandbox.errors import PolicyError, WorkspaceError
 from agent_sandbox.workspace import beneath
-from agent_sandbox.workspace.beneath import remove_tree
 from agent_sandbox.workspace.durable import explained, sync_directory, write_atomically
-from agent_sandbox.workspace.store import Holder, PreparedSandbox, SandboxState, Store, hold
+from agent_sandbox.workspace.kept_places import KEPT_SECONDS, KeptPlaces, PlaceState
+from agent_sandbox.workspace.store import Holder, hold
 
-KEPT_SECONDS = 3600.0
 MOST_PLANS = 16
 MOST_BYTES = 4 << 30  # all plans together
 _LARGEST_TEXT = 64 << 20
-_TEXT, _SIZE, _BEGUN, _HELD = "plan-", "size", "begun", "held"
+_SIZE, _BEGUN = "size", "begun"
 _SHORTEST_PREFIX = 4
 
 
-class PlanState(SandboxState):
-    """The stored state of a plan: a sandbox in its own directory, never in an image.
-
-    An image would reserve disk space at once, which is only worth it for sandboxes that stay.
-    """
+class PlanState(PlaceState):
+    """The stored state of a plan: a sandbox in its own directory."""
 
     @property
     def path(self) -> str:
         """The directory of the plan."""
         return os.path.join(self.store.path, "plans", self.id)
 
-    @property
-    def promotions(self) -> str:
-        """The directory for journals of promotions. It stays empty: a plan is promoted with the journals of the project's sandbox."""
-        return os.path.join(self.path, "promotions")
-
     def lock(self, *, wait: bool = False, command: str = "") -> AbstractContextManager[None]:
         """Hold the lock on this plan for the duration of a block. The lock file is removed together with the plan."""
         return hold(os.path.join(self.path, "lock"), Holder(os.getpid(), command, self.store.clock()), wait=wait, what="this plan")
-
-    def prepare(self, limit_bytes: int | None = None) -> PreparedSandbox:
-        """Create missing files, as for a sandbox. The note about a missing image is left out, because a plan never has an image."""
-        return replace(super().prepare(limit_bytes), notes=())
-
-    def _make_layers(self, present: object, limit_bytes: int | None) -> tuple[str, ...]:
-        os.makedirs(self.layers, mode=0o700, exist_ok=True)
-        return ()
 
 
 @dataclass(frozen=True)
@@ -82,29 +60,19 @@ class SavedPlan:
             sync_directory(self.state.path)
 
 
-class Plans:
+class Plans(KeptPlaces):
     """The saved plans in a state directory."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._path = os.path.join(store.path, "plans")
+    folder, noun, text = "plans", "plan", "plan-"
+    most, largest_text = MOST_PLANS, _LARGEST_TEXT
+    changed = "the plan has been changed since it was shown", "simulate the command again"
 
     @contextmanager
     def making(self, project: str) -> Iterator[PlanState]:
         """Yield a new place for the layers of a simulation. It is removed at the end of the block, unless `keep` was called."""
-        state = PlanState(self._store, project, secrets.token_hex(8))
-        with ExitStack() as ends:
-            with self._alone():
-                swept = self._put_aside(room_for=1)
-                with explained(f"make a place for a plan in {self._path!r}"):
-                    os.mkdir(state.path, 0o700)
-                ends.enter_context(self._hold(state, "simulation"))
-            try:
-                self._remove(swept)
-                yield state
-            finally:
-                if _text_in(state.path) is None:
-                    self._remove([name] if (name := self._move_aside(state.id)) else [])
+        state = PlanState(self.store, project, os.urandom(8).hex())
+        with self.make(state.id, "simulation"):
+            yield state
 
     def keep(self, state: PlanState, text: str) -> None:
         """Save a plan inside the block of `making`, completely or not at all. Raises `WorkspaceError` if the plan is too large."""
@@ -113,7 +81,7 @@ class Plans:
             raise WorkspaceError("it changes too much for its plan to be kept", hint="carry it out in portions: run it, then promote")
         with explained("keep the plan"):
             write_atomically(os.path.join(state.path, _SIZE), str(size))
-            write_atomically(os.path.join(state.path, _TEXT + sha256(text.encode("ascii")).hexdigest()), text)
+        self.save(state.id, text)
 
     @contextmanager
     def opened(self, prefix: str) -> Iterator[SavedPlan]:
@@ -121,41 +89,35 @@ class Plans:
 
         Raises `PolicyError` if there is no such plan, if the plan was already carried out, or if its text does not match its digest.
         """
-        with ExitStack() as ends:
-            with self._alone():
-                swept = self._put_aside()
-                name, digest = self._find(prefix)
-                state = PlanState(self._store, "", name)
-                ends.enter_context(self._hold(state, "carry-out"))
-            self._remove(swept)
-            yield SavedPlan(state, _read(state.path, digest), digest)
+        with self.hold_found(lambda: self._find(prefix), "carry-out") as (name, digest, text):
+            yield SavedPlan(PlanState(self.store, "", name), text, digest)
 
     def drop(self, kept: SavedPlan) -> None:
         """Remove a plan that has been carried out."""
-        if name := self._move_aside(kept.state.id):
-            self._remove([name])
+        self.remove(kept.state.id)
 
     def all(self) -> tuple[tuple[str, str], ...]:
         """Return digest and text of each usable plan, newest first. Expired plans are removed before."""
-        self.sweep()
-        plans: list[tuple[str, str]] = []
-        for _, name, digest in sorted(self._all(), reverse=True):
-            with suppress(PolicyError, WorkspaceError):  # changed or removed meanwhile
-                plans.append((digest, _read(os.path.join(self._path, name), digest)))
-        return tuple(plans)
+        return tuple((digest, text) for _, digest, text in self.read_all())
 
-    def sweep(self) -> None:
-        """Remove expired and incomplete plans."""
-        if os.path.isdir(self._path):
-            with self._alone():
-                swept = self._put_aside()
-            self._remove(swept)
+    def is_spent(self, path: str) -> bool:
+        """Whether a plan has begun to be carried out."""
+        return os.path.lexists(os.path.join(path, _BEGUN))
+
+    def beyond_room(self, names: list[str]) -> set[str]:
+        """Return which plans are too many, or too large together, beginning with the oldest."""
+        beyond, room = super().beyond_room(names), MOST_BYTES
+        for name in names:
+            room -= _noted_size(os.path.join(self.path, name)) if name else 0
+            if room < 0:
+                beyond.add(name)
+        return beyond
 
     def _find(self, prefix: str) -> tuple[str, str]:
         asked = prefix.lower()
         if len(asked) < _SHORTEST_PREFIX or asked.strip("0123456789abcdef"):
             raise PolicyError(f"{prefix!r} is not the beginning of a digest", hint=f"give {_SHORTEST_PREFIX} or more of its letters")
-        matches = [(name, digest) for _, name, digest in self._all() if digest.startswith(asked)]
+        matches = [(name, digest) for _, name, digest in self.usable() if digest.startswith(asked)]
         if len(matches) > 1:
             raise PolicyError(f"more than one plan begins with {prefix!r}", hint="give more of its letters")
         if not matches:
@@ -164,87 +126,6 @@ class Plans:
                 hint="simulate the command again",
             )
         return matches[0]
-
-    def _all(self) -> Iterator[tuple[float, str, str]]:
-        for name in self._names():
-            path = os.path.join(self._path, name)
-            if (digest := _text_in(path)) is not None and not os.path.lexists(os.path.join(path, _BEGUN)):
-                with suppress(FileNotFoundError):
-                    yield os.stat(os.path.join(path, _TEXT + digest)).st_mtime, name, digest
-
-    def _names(self) -> list[str]:
-        try:
-            return sorted(name for name in os.listdir(self._path) if not name.startswith("."))
-        except FileNotFoundError:  # no simulation yet
-            return []
-
-    def _alone(self) -> AbstractContextManager[None]:
-        """Lock the plans briefly against other processes that make, sweep or open plans."""
-        with explained(f"use {self._path!r}"):
-            os.makedirs(self._path, mode=0o700, exist_ok=True)
-        return hold(os.path.join(self._path, ".lock"), Holder(os.getpid(), "plans", self._store.clock()), wait=True, what="the plans")
-
-    def _hold(self, state: PlanState, command: str) -> AbstractContextManager[None]:
-        holder = Holder(os.getpid(), command, self._store.clock())
-        return hold(os.path.join(state.path, _HELD), holder, wait=False, what="this plan")
-
-    def _put_aside(self, room_for: int = 0) -> list[str]:
-        """Move incomplete, expired and excess plans to the trash, except for locked ones. Return their names in the trash.
-
-        `room_for` is the number of new plans to make room for.
-        """
-        now = self._store.clock()
-        plans = sorted(self._all(), reverse=True)
-        known = {name: when for when, name, _ in plans}
-        room = MOST_BYTES
-        going = [name for name in self._names() if name not in known]
-        for kept, (when, name, _) in enumerate(plans, 1):
-            room -= _noted_size(os.path.join(self._path, name))
-            if not 0 <= now - when <= KEPT_SECONDS or kept + room_for > MOST_PLANS or room < 0:
-                going.append(name)
-        return [aside for name in going if (aside := self._unheld_aside(name))]
-
-    def _unheld_aside(self, name: str) -> str | None:
-        try:
-            with self._hold(PlanState(self._store, "", name), "sweeping"):
-                return self._move_aside(name)
-        except (Busy, WorkspaceError):  # locked by another process, or being removed already
-            return None
-
-    def _move_aside(self, name: str) -> str | None:
-        aside = f"plan-{name}"
-        try:
-            os.rename(os.path.join(self._path, name), os.path.join(self._store.path, "trash", aside))
-        except OSError:  # the next sweep tries again
-            return None
-        return aside
-
-    def _remove(self, names: list[str]) -> None:
-        trash = os.open(os.path.join(self._store.path, "trash"), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            for name in names:
-                with suppress(WorkspaceError, OSError):  # the next opening of the store sweeps the rest
-                    remove_tree(trash, name)
-        finally:
-            os.close(trash)
-
-
-def _text_in(path: str) -> str | None:
-    """Return the digest of the plan text in a directory, which is part of its file name; None if the directory holds no plan."""
-    try:
-        return next((name.removeprefix(_TEXT) for name in os.listdir(path) if name.startswith(_TEXT) and not name.endswith(".new")), None)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-
-
-def _read(path: str, digest: str) -> str:
-    with explained("read the plan"):
-        fd = os.open(os.path.join(path, _TEXT + digest), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    with open(fd, "rb") as file:
-        content = file.read(_LARGEST_TEXT + 1)
-    if sha256(content).hexdigest() != digest:
-        raise PolicyError("the plan has been changed since it was shown", hint="simulate the command again")
-    return content.decode("ascii")
 
 
 def _noted_size(path: str) -> int:

@@ -15,6 +15,7 @@
     <state>/plans/                          plans of simulations, for an hour: see `saved_plans`
     <state>/experiments/                    attempts of experiments, for an hour: see `experiment_store`
     <state>/checkpoints/                    saved sessions: see `checkpoint_store`
+    <state>/timelines/, <state>/detached/   processes that hold sessions and sandboxes: see `server.places`
     <state>/trash/                          trees being removed; leftovers of a crash are swept at the next start
 
 Only `reset` and `prune` remove layers. Other damage is repaired from known facts, or refused. The state directory may lie inside a
@@ -51,10 +52,11 @@ FORMAT = 2
 _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
 _FORMAT_TEXT = f"agent-sandbox store {FORMAT}\n"
 # Entries that may exist before the store does: its own half-written file; the ledger of a run without a stored sandbox, with its files,
-# questions and grants; the digests of modules that the wasm runtime compiled; and what was found by searches for secrets.
+# questions and grants; the digests of modules that the wasm runtime compiled; what was found by searches for secrets; the place of the
+# daemon; and its token, if the user keeps it here.
 _NOT_OURS_TO_JUDGE = frozenset(
     {
-        *("format.new", "wasm", "approvals", "capabilities", "searches", "daemon"),
+        *("format.new", "wasm", "approvals", "capabilities", "searches", "daemon", "token"),
         *("ledger.jsonl", "ledger.jsonl.new", "ledger.jsonl.keys", "ledger.closed", "ledger.index", "ledger.index-journal"),
     }
 )

@@ -25,7 +25,7 @@ from agent_sandbox.workspace.originals.runs import TICK_NS, await_file_clock, be
 from agent_sandbox.workspace.store import SandboxState
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from agent_sandbox.policy.model import Policy
     from agent_sandbox.workspace.changes import ChangeSet
@@ -271,6 +271,30 @@ class Stored:
                     copyfile(os.path.join(self.state.bases, name), os.path.join(other.bases, name))
             carry(other.bases, before.layers[::-1], into)
         history.save(other.path, history.History(active=into, used=True, next=into + 1))
+
+    def begin_step(self, label: str, limit_bytes: int | None) -> int:
+        """Keep the state before a run as a step of the sandbox's timeline. Call it with the lock held. Return the snapshot's number."""
+        self.state.prepare(limit_bytes)
+        move = history.begin_step(self.state.history(), label, now=self._now(), stacking=self.state.stacking)
+        self._perform(move)
+        assert move.snapshot is not None
+        return move.snapshot.id
+
+    def end_step(self, number: int, outcome: str) -> None:
+        """Note how the run of a step ended. Call it with the lock held."""
+        self._save(history.end_step(self.state.history(), number, outcome))
+
+    @contextmanager
+    def stacks(self) -> Iterator[Callable[[tuple[int, ...]], Stack]]:
+        """For the length of a block, yield a function that opens any generations of this sandbox, uppermost first."""
+        from agent_sandbox.workspace.layers.stack import stacked
+
+        with self._top(reading=True) as top, ExitStack() as ends:
+            yield lambda numbers: ends.enter_context(stacked(top, numbers, userxattr=_userxattr(), owner_shift=_owner_shift()))
+
+    def changes_of(self, stack: Stack, policy: Policy) -> ChangeSet:
+        """Return the changes in generations that are open, of any state of this sandbox."""
+        return _read_changes(stack, _masks(policy), self.bases(stack))
 
     def for_run(self, limit_bytes: int | None, until_the_end: ExitStack, asked_ns: int | None = None) -> ForRun:
         """Prepare the layers for a run with this disk limit. Call it with the lock held. The exit stack closes the image after the run.

@@ -28,6 +28,8 @@ allowed = ["~/project", "/data/*", "**/*.md"]
 denied = ["/data/secrets"]
 allow_hidden = false
 
+[container]
+image = "python:3.11-slim"
 [processes]
 allow = true
 shell = false

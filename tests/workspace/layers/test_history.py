@@ -185,3 +185,19 @@ def test_a_snapshot_that_descends_from_itself_is_damage(tmp_path: Path) -> None:
     history.save(str(tmp_path), replace(one, snapshots=(replace(one.snapshots[0], parent=1),)))
     with pytest.raises(WorkspaceError):
         history.load(str(tmp_path))
+
+
+@STACKING
+def test_a_step_keeps_the_state_before_a_run_and_the_oldest_are_forgotten(stacking: bool, tmp_path: Path) -> None:
+    now = History()
+    for number in range(history.MOST_STEPS + 2):
+        move = history.begin_step(now, "7" if not number else f"make\x1b {number}" + "x" * 300, now=1.0, stacking=stacking)
+        assert move.snapshot is not None and move.snapshot.automatic and move.snapshot.outcome == ""
+        now = history.end_step(run(move.history), move.snapshot.id, "exited 1")
+    labels = [each.label for each in now.snapshots]
+    assert len(labels) == history.MOST_STEPS and labels[0].startswith("make� 2x") and max(map(len, labels)) == history.LONGEST_LABEL
+    assert {each.outcome for each in now.snapshots} == {"exited 1"}
+    history.save(str(tmp_path), now)
+    assert history.load(str(tmp_path)) == now
+    first = history.begin_step(History(), "7", now=1.0, stacking=stacking).snapshot
+    assert first is not None and first.label == "run 7", "a label is no number"

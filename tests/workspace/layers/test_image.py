@@ -8,15 +8,20 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from agent_sandbox.errors import WorkspaceError
-from agent_sandbox.kernel import image_space, loop
+from agent_sandbox.kernel import image_space, loop, mount_steps, namespaces
 from agent_sandbox.kernel import syscalls as sc
+from agent_sandbox.kernel.loop import MountedImage
+from agent_sandbox.kernel.mount_plan import InImage
+from agent_sandbox.kernel.mount_tools import Site
 from agent_sandbox.workspace.layers import image
 from agent_sandbox.workspace.layers.image import Growth, NoImage, NoRoom
+from tests.kernel.children import in_child
 from tests.leftovers import left_since, traces
 from tests.workspace.layers.overlays import in_namespace
 
@@ -434,3 +439,33 @@ def test_without_tools_or_devices_there_is_no_image_and_it_says_why(place: Path,
         with pytest.raises(NoImage, match="loop device"):
             image.make(str(place), None)
     assert os.listdir(place.parent) == []
+
+
+def test_layers_are_mounted_from_their_own_image_whatever_was_mounted_before_their_plan(made: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    image.make(str(other), None)
+    for path in (made, other):
+        with image.opened(str(path)) as (_, top):
+            write(top, path.name, MIB)
+
+    def shown(layers: InImage, ahead: MountedImage | None) -> set[str]:
+        namespaces.enter_private_mounts()
+        os.mkdir("u")
+        mount_steps.perform_step(layers, Site(None, 0, userxattr=False, image=ahead))
+        return set(os.listdir("u")) & {"image", "other"}
+
+    with closing(image.attach(str(made))) as ours, closing(image.attach(str(other))) as another:
+        layers = InImage(str(made), ours.loop.device, ours.identity, "1")
+        for attached in (None, ours, another):
+            ahead = None if attached is None else loop.mount_image(attached.loop.device, attached.identity)
+            try:
+                assert in_child(lambda ahead=ahead: shown(layers, ahead)) == {"image"}  # type: ignore[misc]
+            finally:
+                if ahead is not None:
+                    os.close(ahead.mount)
+        with pytest.raises(OSError, match="detached") as refused:
+            loop.mount_image(ours.loop.device, another.identity)
+        assert refused.value.errno == errno.ESTALE
+        stale = InImage(str(made), another.loop.device, ours.identity, "1")
+        with pytest.raises(OSError, match="detached"):
+            mount_steps.perform_step(stale, Site(None, 0, userxattr=False))

@@ -13,6 +13,7 @@ from agent_sandbox.policy.files.document import Document
 from agent_sandbox.policy.files.presets import preset
 from agent_sandbox.policy.files.settings import BY_KEY, Shape
 from agent_sandbox.policy.hosts import covers as covers_host
+from agent_sandbox.policy.image_names import canonical_image
 from agent_sandbox.policy.model import MIB, OFFLINE, AskRules, FileRules, Guarantee, Limits, Policy, implied, with_network
 from agent_sandbox.policy.network import NetworkRules, canonical_entry, network_rules, read_request, split_port
 from agent_sandbox.policy.network_presets import HostList, opaque_of
@@ -103,11 +104,24 @@ def narrowed(above: Effective, layer: Document, *, home: str, indexes: Iterable[
             network=network,
             system=policy.system and processes,
             asks=policy.asks.narrowed(_asks(layer)),
+            image=_image(policy.image, layer),
         ),
         above.validate or layer.get("code.validate", False),
         tuple(dict.fromkeys((*above.blocked, *layer.get("code.blocked", ())))),
         above.warnings,
     )
+
+
+def _image(above: str, layer: Document) -> str:
+    """Return the image of a policy and a layer. Raises `PolicyError` if they name two: no layer can take an image away."""
+    named = layer.get("container.image")
+    if named is None:
+        return above
+    image = canonical_image(named)
+    if above and image != above:
+        why = f"{layer.origin}: container.image: {image!r} is named, and the layer above or the command line names {above!r}"
+        raise PolicyError(why, hint="name the same image, or leave one of them out")
+    return image
 
 
 def _asks(layer: Document) -> AskRules:

@@ -9,6 +9,7 @@ from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.code.patterns import Rule
 from agent_sandbox.policy.hosts import canonical_pattern, canonical_port
+from agent_sandbox.policy.image_names import canonical_image
 from agent_sandbox.policy.model import EFFECTS, ELEVATABLE, NEEDS, Guarantee, check_command, check_one_of
 from agent_sandbox.policy.network import canonical_entry, read_request
 from agent_sandbox.policy.network_presets import PRESETS as NETWORKS
@@ -109,6 +110,14 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("files.allowed", Shape.TEXTS, "the paths that are shown; no others are", '["~/project", "/data/*"]', _path, _PATHS),
     Setting("files.denied", Shape.TEXTS, "paths that are hidden, whatever is allowed", '["/srv/private", "~/data/*.key"]', _path, _PATHS),
     Setting("files.allow_hidden", Shape.BOOL, "whether names that begin with a dot are shown", "true"),
+    Setting(
+        "container.image",
+        Shape.TEXT,
+        "the container image whose files take the place of the machine's",
+        '"python:3.11-slim"',
+        canonical_image,
+        r"^[A-Za-z0-9_][A-Za-z0-9._/:@-]*(?![\s\S])",
+    ),
     Setting("processes.allow", Shape.BOOL, "whether programs may be started", "true"),
     Setting("processes.shell", Shape.BOOL, "whether a shell may be started", "false"),
     Setting(

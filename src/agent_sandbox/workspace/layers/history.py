@@ -22,11 +22,15 @@ NAME = "history.json"
 _LARGEST = 64 << 20  # bytes
 LONGEST_CHAIN = 48  # frozen layers; the kernel takes some hundreds, but searches every one for a name that does not exist
 LONGEST_LABEL = 200
+MOST_STEPS = 100  # runs whose state before is kept
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A state to go back to. `chain` are its generations, uppermost first; `automatic` means that the user did not ask for it."""
+    """A state to go back to. `chain` are its generations, uppermost first; `automatic` means that the user did not ask for it.
+
+    A snapshot that a run took before it began is a step: `outcome` says how that run ended, and is empty until then.
+    """
 
     id: int
     label: str
@@ -34,6 +38,7 @@ class Snapshot:
     chain: tuple[int, ...]
     created: float
     automatic: bool = False
+    outcome: str | None = None
 
 
 @dataclass(frozen=True)
@@ -78,10 +83,24 @@ def take(history: History, label: str, *, now: float, stacking: bool) -> History
     return _taken(history, _checked(label), now=now, stacking=stacking, automatic=False)
 
 
-def _taken(history: History, label: str, *, now: float, stacking: bool, automatic: bool) -> HistoryStep:
+def begin_step(history: History, label: str, *, now: float, stacking: bool) -> HistoryStep:
+    """Return the history with a snapshot of the state before a run. The oldest steps are forgotten, if there are too many."""
+    steps = [each for each in history.snapshots if each.outcome is not None]
+    for old in steps[: max(0, len(steps) - MOST_STEPS + 1)]:
+        history = forget(history, old)
+    name = "".join(each if each.isprintable() else "�" for each in label[:LONGEST_LABEL])
+    return _taken(history, f"run {name}" if name.isdecimal() else name, now=now, stacking=stacking, automatic=True, outcome="")
+
+
+def end_step(history: History, number: int, outcome: str) -> History:
+    """Return the history with the end of the run of a step."""
+    return replace(history, snapshots=tuple(replace(each, outcome=outcome) if each.id == number else each for each in history.snapshots))
+
+
+def _taken(history: History, label: str, *, now: float, stacking: bool, automatic: bool, outcome: str | None = None) -> HistoryStep:
     number = max((each.id for each in history.snapshots), default=0) + 1
     chain, copies = _frozen(history, stacking)
-    snapshot = Snapshot(number, label, history.head, chain, now, automatic)
+    snapshot = Snapshot(number, label, history.head, chain, now, automatic, outcome)
     after = replace(history, head=number, snapshots=(*history.snapshots, snapshot))
     if stacking and history.used:
         after = replace(after, active=history.next, chain=chain, used=False, next=history.next + 1)
@@ -296,6 +315,7 @@ def _history(fields: dict[str, Any]) -> History:
             _numbers(each["chain"]),
             float(each["created"]),
             _flag(each["automatic"]),
+            None if each.get("outcome") is None else _text(each["outcome"]),
         )
         for each in fields["snapshots"]
     )

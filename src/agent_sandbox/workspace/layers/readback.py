@@ -12,12 +12,12 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from agent_sandbox._fast.collector import uncollected
-from agent_sandbox._fast.values import replace
+from agent_sandbox._fast.values import dataclass, field, replace
 from agent_sandbox.errors import WorkspaceError
+from agent_sandbox.kernel.mount_plan import place_below
 from agent_sandbox.kernel.wire import TRUST
 from agent_sandbox.policy.paths import ancestors, contains
 from agent_sandbox.workspace import beneath
@@ -149,7 +149,7 @@ def read_stack(
     for target in stack.targets:
         try:
             with (
-                Reality(machine_root.rstrip("/") + target) as reality,
+                Reality(place_below(target, machine_root)) as reality,
                 Counterpart(reality, prefix=stack.prefix, left=budget.compared) as real,
                 uncollected(),
             ):

@@ -11,9 +11,9 @@ import errno
 import os
 import stat
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 
-from agent_sandbox.kernel.mount_plan import quote_target
+from agent_sandbox._fast.values import dataclass, field
+from agent_sandbox.kernel.mount_plan import place_below, quote_target
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.copy import copy_file, copy_special, dress
 from agent_sandbox.workspace.durable import explained
@@ -39,7 +39,7 @@ def squash(stack: Stack, into: int, *, link: bool, without: Collection[str] = ()
             uppers = stack.uppers(target)
             try:
                 if uppers:
-                    with Reality(machine_root.rstrip("/") + target) as reality:
+                    with Reality(place_below(target, machine_root)) as reality:
                         _write_target(stack, target, uppers[0], into, reality, dropped.at(target), link)
             finally:
                 for fd in uppers:

@@ -22,8 +22,8 @@ import os
 import stat
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
 
+from agent_sandbox._fast.values import dataclass, field
 from agent_sandbox.errors import WorkspaceError
 from agent_sandbox.kernel import syscalls
 from agent_sandbox.kernel.mount_plan import quote_target

@@ -25,6 +25,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from agent_sandbox._fast.encoding import sha256
 from agent_sandbox._fast.values import dataclass, field, replace
+from agent_sandbox.kernel.mount_plan import IMAGES
 from agent_sandbox.kernel.syscalls import born_ns, name_to_handle_at
 from agent_sandbox.policy.paths import contains
 from agent_sandbox.workspace import beneath
@@ -310,6 +311,8 @@ def keep(
     try:
         with explained(f"keep in {directory!r} what is real"):
             for target, upper in uppers:
+                if target.startswith(IMAGES):  # the files of an image never change
+                    continue
                 with Reality(machine_root.rstrip("/") + target) as reality:
                     _Cover(keeper, target, upper, reality).look()
             keeper.write(spell_done(since_ns))

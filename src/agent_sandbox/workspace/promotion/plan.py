@@ -23,9 +23,8 @@ import os
 import stat
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
-from agent_sandbox._fast.values import TYPE_CHECKING
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, field
 from agent_sandbox.policy.paths import contains
 from agent_sandbox.workspace.changes import Change, ChangeSet, Kind
 from agent_sandbox.workspace.nodes import EntryType, Node, as_row, from_row

@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -163,7 +162,7 @@ class _PromotionRun:
         self.anchor = anchor
         self.journal = journal
         place = place_of(plan)
-        name = staging.PREFIX + secrets.token_hex(6)
+        name = staging.PREFIX + os.urandom(6).hex()
         self.intent = PromotionIntent(plan.root, anchor.identity, place, name, clock(), boot_id(), undoes, dict(plan.meanings))
 
     def run(self) -> Promotion:
