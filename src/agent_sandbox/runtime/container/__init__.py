@@ -1,0 +1,1 @@
+"""The `container` runtime: programs on the files of a container image."""
