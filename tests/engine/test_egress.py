@@ -40,6 +40,7 @@ from agent_sandbox.policy.model import Policy, cloned, locked
 from agent_sandbox.policy.network import NetworkRules, network_rules
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from tests.egress.world import METADATA, OTHER, PRIVATE, PUBLIC, World, in_world
+from tests.kernel.children import ChildEnded
 from tests.ledger.samples import read
 
 pytest.importorskip("h2", reason="needs the extra `network`")
@@ -559,12 +560,22 @@ def test_without_the_packages_it_needs_a_run_with_a_network_does_not_start_and_s
     assert "No module named 'cryptography'" in failed.value.message and "[network]" in failed.value.hint
 
 
+@pytest.mark.torture  # it waits longer than the C library does by default
+def test_a_name_waits_for_a_process_that_is_slow_to_get_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    late = f"import sys, time; time.sleep(15); sys.path.remove({str(tmp_path)!r}); del sys.modules['h2']; import h2"
+    start_with(tmp_path, monkeypatch, "h2", late)
+    outcome = in_world(NAMES, lambda world: run(world, tmp_path / "l", "get('http://good.example/')", rules()))
+    assert printed(outcome)[0].startswith("200 "), outcome
+
+
 def test_a_process_that_fails_to_get_ready_leaves_the_run_without_a_network_and_it_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start_with(tmp_path, monkeypatch, "h2", "raise RuntimeError('a broken package')")
+    begun = tmp_path / "begun"  # the process fails only now: before, nothing would run
+    broken = f"import os, time\nwhile not os.path.exists({str(begun)!r}): time.sleep(0.01)\nraise RuntimeError('a broken package')"
+    start_with(tmp_path, monkeypatch, "h2", broken)
     code = """
-import time
+print("begun", flush=True)
 while True:  # until it is known
     try:
         socket.create_connection(("93.184.215.14", 80)).recv(1)
@@ -576,11 +587,18 @@ get('http://good.example/')
 """
 
     def act(world: World) -> tuple[Outcome, list[str], list[str]]:
-        return run(world, tmp_path / "l", code, rules()), world.heard, world.asked
+        work = Work(Command((sys.executable, "-c", TRY + code)), ENV, on_output=lambda *_: begun.touch())
+        return run(world, tmp_path / "l", "", rules(), work=work), world.heard, world.asked
 
     outcome, heard, asked = in_world(NAMES, act)
-    assert outcome.exit.code == 0 and not printed(outcome)[0].startswith("200 ") and heard == asked == []
+    assert outcome.exit.code == 0 and not printed(outcome)[1].startswith("200 ") and heard == asked == []
     assert any("the network was lost" in note and "a broken package" in note for note in outcome.notes), outcome.notes
+
+
+def test_a_process_that_has_failed_to_get_ready_lets_nothing_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start_with(tmp_path, monkeypatch, "cryptography", "raise RuntimeError('a broken package')")
+    with pytest.raises(ChildEnded, match="could not get ready: RuntimeError: a broken package"):
+        in_world(NAMES, lambda world: run(world, tmp_path / "l", "print('it ran')", rules()))
 
 
 @pytest.mark.parametrize("says", [{"kind": "failed", "why": "no confinement"}, {"kind": "ready"}], ids=["failed", "ready"])

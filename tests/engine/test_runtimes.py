@@ -15,7 +15,7 @@ from agent_sandbox.engine import runtimes as engine_runtimes
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.retry import HeldOutput
 from agent_sandbox.engine.run import Session
-from agent_sandbox.engine.runtimes import Runtimes, modules_in, only
+from agent_sandbox.engine.runtimes import RoutingQuestion, Runtimes, modules_in, only
 from agent_sandbox.engine.turns import InterpreterTurns, Turn
 from agent_sandbox.engine.work import Code, Command, Outcome, Work
 from agent_sandbox.errors import RuntimeUnavailable
@@ -27,7 +27,9 @@ from agent_sandbox.policy.paths import Tree
 from agent_sandbox.policy.secrets import Mask
 from agent_sandbox.runtime.base import ExitReason
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
+from agent_sandbox.runtime.router.model import Workload
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
+from agent_sandbox.testing import FakeRuntime
 from agent_sandbox.workspace.store import Store
 from scripts.compile_wasm import CACHE, RECORDS
 from tests import compiled
@@ -374,3 +376,28 @@ def test_the_module_of_the_callers_tools_is_on_every_runtime(auto: Runtimes, led
     work = python("from host_tools import note; note(1)", tools={"note": called.append})
     outcome = session(auto, ledger, locked(tools=["note"])).run(work)
     assert (outcome.route.runtime, called) == ("wasm", [1])
+
+
+def test_a_heavy_runtime_is_not_even_asked_while_a_light_one_will_do() -> None:
+    """It takes long to say whether a heavy one is there. A requirement that only the heavy one gives leads to it, and so does --explain."""
+    asked: list[str] = []
+
+    class Heavy(FakeRuntime):
+        def absence(self) -> str:
+            asked.append("heavy")
+            return ""
+
+    light = FakeRuntime("light", cost=20)
+    light.traits = replace(light.traits, guarantees=frozenset(Guarantee) - {Guarantee.USER_SPACE_KERNEL})
+    registry = registry_of(light=lambda: light)
+    registry.register("heavy", lambda: Heavy("heavy", cost=40), light=False)
+    runtimes = Runtimes("auto", registry)
+    policy = locked()
+    strict = replace(policy, requires=policy.requires | {Guarantee.USER_SPACE_KERNEL})
+
+    def ask() -> RoutingQuestion:
+        return RoutingQuestion(Workload("python", "print(1)"))
+
+    assert (runtimes.choose(policy, ask).route.runtime, asked) == ("light", [])
+    assert runtimes.choose(policy, ask, acting=False).route.passed_over == (("heavy", "costs more"),)
+    assert runtimes.choose(strict, ask).route.runtime == "heavy" and asked != []

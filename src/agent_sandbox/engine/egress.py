@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 SEND_SECONDS = 30  # that the process may take to read what it is sent
 FINISH_SECONDS = 5.0  # that the process may take to report its last flows
 RECORD_SECONDS = 90.0  # that it may take with the last exchanges of a run that is recorded
+# The C library gives up a name after ten seconds by default. Ours always answers, but it may only be starting, on a machine that is busy.
+RESOLVER = {"RES_OPTIONS": "timeout:30"}
 MOST_FLOWS = 1000  # of one run, allowed and refused ones each, recorded one by one; then as many hosts with a count
 MOST_REQUESTS = 2000  # of one run, different ones, that are told one by one
 MOST_LOOKUPS = 16  # at once
@@ -116,7 +118,7 @@ class Network(Attachment):
             self._control.attach(self._process, self._rules)
             listened = self._control.in_force(self._rules).listened
         placeholders = {each.name: each.placeholder for each in self._provisions.secrets}
-        env = {**proxied(launch.env, self._rules.listened), **dict.fromkeys(trust.VARIABLES, trust.BUNDLE), **placeholders}
+        env = {**RESOLVER, **proxied(launch.env, self._rules.listened), **dict.fromkeys(trust.VARIABLES, trust.BUNDLE), **placeholders}
         view = trust.trusting(launch.root, self._project, launch.env, self._provisions.files)
         return replace(launch, network=listened, root=view, env=env, on_ready=(*launch.on_ready, self._open))
 

@@ -10,21 +10,21 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from heapq import heappop, heappush
-from typing import IO
 
-from agent_sandbox._fast.values import replace
+from agent_sandbox._fast.values import TYPE_CHECKING, replace
 from agent_sandbox.errors import LaunchFailed, WorkspaceError
 from agent_sandbox.policy.model import MIB, Limits
 from agent_sandbox.runtime.base import ExitReason, PythonCode, Runtime
-from agent_sandbox.runtime.process.probe import trial
 from agent_sandbox.workspace.changes import Change, Contents
 from agent_sandbox.workspace.git import packs
 from agent_sandbox.workspace.git.objects import WIDTHS, Commit, ObjectFiles, as_loose, as_pack, check, hash_name, read_commit, tree_entries
 from agent_sandbox.workspace.git.packs import Damaged
+
+if TYPE_CHECKING:
+    from typing import IO
 
 _MOST_READ = 1 << 30  # bytes of new packs and objects
 _MOST_WRITTEN = 2 << 30  # bytes of what they hold
@@ -40,6 +40,8 @@ class GuestObjects:
     """The checked new objects of a sandbox, together with the objects of the real repository. A context manager."""
 
     def __init__(self, real: ObjectFiles, algorithm: str) -> None:
+        import tempfile  # slow, and few changes are commits
+
         self.real, self.algorithm, self.width = real, algorithm, WIDTHS[algorithm]
         self._spool = tempfile.TemporaryFile()  # noqa: SIM115
         self._places: dict[str, tuple[str, int, int]] = {}
@@ -261,6 +263,8 @@ def _unpacked(
     wanted: list[str], files: list[tuple[str, Change]], contents: Contents, real: ObjectFiles, width: int, runtime: RuntimeOf
 ) -> Iterator[tuple[str, bytes]]:
     """Unpack the objects in a sandbox, and yield the kind and the content of each. The caller must not trust them."""
+    import tempfile  # slow, and few changes are commits
+
     with tempfile.TemporaryFile() as order, tempfile.TemporaryFile() as output:
         packed = any(name.endswith(".pack") for name, _ in files)
         held = real.packed_names() if packed else b""
@@ -305,6 +309,8 @@ def _run(order: int, write: Callable[[bytes], object], runtime: Runtime) -> None
             write(piece)
         else:
             said.append(piece[:1000])
+
+    from agent_sandbox.runtime.process.probe import trial  # brings much along, and few changes are commits
 
     launch = replace(trial(source), program=PythonCode(source), limits=_LIMITS, stdin=order, on_output=keep, collect=False)
     try:

@@ -14,7 +14,8 @@ from agent_sandbox._fast.functions import lru_cache
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.engine.work import Code
 from agent_sandbox.errors import RuntimeUnavailable
-from agent_sandbox.kernel.mount_plan import Copies, MountPlan
+from agent_sandbox.kernel.mount_plan import Copies, ImageRoot, MountPlan, SealRoot, SkeletonRoot
+from agent_sandbox.policy.paths import Beneath, Tree, contains
 from agent_sandbox.policy.secrets import FoundMask, Mask
 from agent_sandbox.runtime.base import Argv, Hosted, JavaScriptCode, Launch, PythonCode, Script
 from agent_sandbox.workspace.view.observations import Observations
@@ -123,6 +124,11 @@ class LaunchPlanner:
         """Return the program, the files that it must be able to execute, and the mount plan of the view."""
         policy, what = self._policy, work.what
         brought = isinstance(what, Code) and what.language in runtime.brings
+        if runtime.images:
+            return self._plan_in_image(work, layers)
+        if policy.image:
+            why = f"the runtime {runtime.name!r} shows the files of this machine, and the image {policy.image!r} is named"
+            raise RuntimeUnavailable(why, missing=("images",), hint="use --runtime container or auto, or leave the image out")
         if not runtime.views and (policy.files.read or policy.files.write):
             why = f"the runtime {runtime.name!r} shows no files of the machine, and the policy grants some"
             raise RuntimeUnavailable(why, missing=("view",), hint="run it without file permissions, or on Linux")
@@ -145,6 +151,25 @@ class LaunchPlanner:
         else:
             program, needs, executables = Argv(what.argv), tools(), ()
         return program, executables, self._view(runtime.name, needs, layers, self._gating(work, program, executables))
+
+    def _plan_in_image(self, work: Work, layers: Layers) -> tuple[Argv | Hosted | Script, tuple[str, ...], MountPlan]:
+        """Return the program and the mount plan of a run in an image: its files, and the project or the named paths of the machine.
+
+        The interpreter is the image's, so only its name is known here.
+        """
+        policy, what = self._policy, work.what
+        if not policy.image:
+            raise RuntimeUnavailable("the runtime 'container' needs an image", missing=("image",), hint="--image NAME, or image= in Python")
+        whole = any(isinstance(pattern, Tree | Beneath) and pattern.path == "/" for pattern in policy.files.allowed)
+        chosen = policy.files
+        if whole:
+            chosen = replace(chosen, allowed=(Tree(self._project),) if self._project and self._project != "/" else ())
+        plan = plan_view(chosen, Needs(), layers, host=self._look(), project=self._project, scratch_bytes=self.disk_bytes)
+        kept = (step for step in plan.steps if not isinstance(step, SkeletonRoot | SealRoot))
+        root = ImageRoot(policy.image, writable=policy.files.write)
+        notes = (*plan.notes, *remarks_on(mask for mask in policy.files.masks if self._project and contains(self._project, mask.path)))
+        program: Argv | Script = Argv(what.argv) if not isinstance(what, Code) else _script_in_image(what)
+        return program, (), replace(plan, steps=(root, *kept), notes=notes)
 
     def _gating(self, work: Work, program: Argv | Hosted | Script, executables: tuple[str, ...]) -> Gating | None:
         """Return the effect of the program rules; None if they restrict nothing, or if the guest may not start programs."""
@@ -315,6 +340,14 @@ def prepare(language: str, source: str, *, arguments: tuple[str, ...], search_pa
     return PreparedCode(program, _needs(trees, (binary,), processes), (binary, *loader_of(binary)))
 
 
+def _script_in_image(code: Code) -> Script:
+    """Return the program that runs this code with the interpreter of an image, by its usual name."""
+    if code.language == "python":
+        return Script(("python3",), code.source, "main.py", code.arguments)
+    interpreter = NATIVE[code.language]
+    return Script((interpreter.commands[0], *interpreter.flags), code.source, interpreter.file, code.arguments)
+
+
 def _python_trees() -> tuple[str, ...]:
     """Return the directories of the running interpreter and its packages."""
     packages = [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")]
@@ -390,3 +423,9 @@ def _read(path: str) -> bytes | None:
 def tools() -> Needs:
     """Return the files that a command needs in a view of chosen trees: the programs and libraries of the system."""
     return _needs(_LIBRARIES, (), processes=True)
+
+
+def forget_looks() -> None:
+    """Forget everything that was looked up on the disk, and would count for some seconds more."""
+    for remembered in (_executables, _denied, _real, _needs_at):
+        remembered.cache_clear()

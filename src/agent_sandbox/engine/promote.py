@@ -19,6 +19,7 @@ from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.recover import Leaving, UnderWay, let_go, not_let_go
 from agent_sandbox.engine.repositories import CarriedRepositories, HistorySource, carry_history
 from agent_sandbox.errors import Conflicted, Drift, PolicyError, SandboxError, WorkspaceError
+from agent_sandbox.kernel.mount_plan import IMAGES
 from agent_sandbox.policy.action import Promote, Undo
 from agent_sandbox.policy.decide import Reason
 from agent_sandbox.policy.model import Policy
@@ -368,6 +369,9 @@ def proposed(stored: Stored, policy: Policy, wanted: Wanted, runtime: RuntimeOf)
 def selected(everything: ChangeSet, project: str, wanted: Wanted) -> tuple[ChangeSet, tuple[str, ...]]:
     """Return the changes that a promotion or a diff with these options takes, and the changed paths in caches that it leaves out."""
     inside = everything.within("/" if wanted.system else project)
+    inside = ChangeSet(
+        tuple(change for change in inside if not change.path.startswith(IMAGES))
+    )  # an image's files are nowhere on the machine
     noise = {change.path for change in inside if not wanted.caches and place_of(change.path, project) == "noise"}
     caches = tuple(change.path for change in inside if change.path in noise and wanted.chosen(change))
     return inside.chosen(lambda change: change.path not in noise and wanted.chosen(change)), caches

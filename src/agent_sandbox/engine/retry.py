@@ -161,6 +161,7 @@ def question_of(work: submitted.Work, policy: Policy, *, stored: bool, turns: bo
             work.preload,
             bool(work.publish),
             work.timeline is not None,
+            policy.image,
         ),
     )
 

@@ -18,7 +18,7 @@ from agent_sandbox.engine.provisions import NO_PROVISIONS, Provisions
 from agent_sandbox.engine.retry import Launches, question_of
 from agent_sandbox.engine.runtimes import Choice, Runtimes
 from agent_sandbox.engine.work import Code, Opened, Outcome, Work, action_of, facts, title
-from agent_sandbox.errors import Busy, WorkspaceError
+from agent_sandbox.errors import Busy, RuntimeUnavailable, WorkspaceError
 from agent_sandbox.kernel.mount_plan import Layers, MountPlan, OnDisk, ThrowAway
 from agent_sandbox.policy.action import Action, RunCode, UseFile
 from agent_sandbox.policy.decide import Allow
@@ -48,7 +48,8 @@ class Session:
     If another process uses the stored sandbox, `on_busy` is called with the `Busy` error and `run` waits. Without `on_busy`, `run` raises
     `Busy`. `beside` does slow work in the background; without `beside`, the slow work is done before the run. `early` checks code before it
     runs. `asked_ns` is when a single run was asked for: see `Stored.for_run`. `provisions` are for the egress, if there is a network,
-    and `control` changes what it lets through while runs go on. `companions` are attachments of every run.
+    and `control` changes what it lets through while runs go on. `companions` are attachments of every run. `on_layers` is told the layers
+    of a run before the rest of its view is planned.
     """
 
     gate: Gate
@@ -63,6 +64,7 @@ class Session:
     provisions: Provisions = NO_PROVISIONS
     control: NetworkControl | None = None
     companions: tuple[Attachment, ...] = ()
+    on_layers: Callable[[Layers], None] | None = None
 
     def __post_init__(self) -> None:
         self._planner = LaunchPlanner(self.gate.policy, self.project, self.look)
@@ -121,6 +123,8 @@ class Session:
         run = 0
         if (stored := self._stored_run(work, ends)) is not None:
             layers, run, attachments = stored.layers, stored.since_ns, (*attachments, stored)
+        if self.on_layers is not None:
+            self.on_layers(layers)
         if work.watch_reads:
             attachments = (*attachments, ReadTracking(self.state, run))
         return layers, Attachments(*attachments)
@@ -132,7 +136,16 @@ class Session:
         from agent_sandbox.engine.stored_run import StoredRun  # throw-away runs do without
 
         beside = self.beside
-        return StoredRun(self.state, self.gate, ends, command=title(work), on_busy=self.on_busy, beside=beside, asked_ns=self.asked_ns)
+        return StoredRun(
+            self.state,
+            self.gate,
+            ends,
+            command=title(work),
+            on_busy=self.on_busy,
+            beside=beside,
+            asked_ns=self.asked_ns,
+            step=work.step,
+        )
 
     def judged(self, work: Work, action: Action | None = None) -> Action:
         """Return the action that the gate judges. Raises `Denied` for code that the early check refuses.
@@ -168,6 +181,9 @@ class Session:
         launches = Launches(work, self.runtimes, self._planner, self.policy, attached, stored=stored is not None, turns=True)
         for choice in launches:
             with launches:
+                if choice.runtime.traits.images:
+                    why = "a session needs our interpreter, and an image brings its own"
+                    raise RuntimeUnavailable(why, missing=("interpreter",), hint="leave the image out, or run each command by itself")
                 layers = ThrowAway(self._planner.disk_bytes) if stored is None else stored.layers
                 launch = attached.before(self._planner.launch(work, choice.runtime.traits, layers, launches.limits))
                 guest = launches.started(choice.runtime.launch(launch if stored is None else stored.before(launch)))

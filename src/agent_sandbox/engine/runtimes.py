@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 AUTO = "auto"  # instead of the name of a runtime: the router chooses
 _CHOSEN, _ALL_THERE_IS = "the caller chose it", "no other works on this system"
+_FOR_IMAGES = "an image is named, and this runtime shows its files"
 _NONE: Mapping[str, str] = {}
 _MOST_MODULES = 4096  # names in a directory that are read before each run
 _LOOK_AGAIN_SECONDS = 2.0  # after which we check again whether a missing runtime is compiled or installed now
@@ -43,6 +44,7 @@ class Registry:
     def __init__(self) -> None:
         self._factories: dict[str, Callable[[], Runtime]] = {}
         self._automatic: dict[str, None] = {}  # a set that keeps its order
+        self._heavy: set[str] = set()
         self._made: dict[str, Runtime] = {}
         self._companions: dict[type[Any], Any] = {}
 
@@ -55,17 +57,23 @@ class Registry:
         """Let this object accompany the runtimes, as the one of its kind."""
         self._companions[type(made)] = made
 
-    def register(self, name: str, make: Callable[[], Runtime], *, automatic: bool = True) -> None:
-        """Add a runtime, or replace the runtime of this name. Without `automatic`, it is used only if a caller names it."""
+    def register(self, name: str, make: Callable[[], Runtime], *, automatic: bool = True, light: bool = True) -> None:
+        """Add a runtime, or replace the runtime of this name. Without `automatic`, it is used only if a caller names it.
+
+        One that is not `light` costs more than all that are. It is not even asked whether it is there while a light one will do.
+        """
         self.unregister(name)
         self._factories[name] = make
         if automatic:
             self._automatic[name] = None
+        if not light:
+            self._heavy.add(name)
 
     def unregister(self, name: str) -> None:
         """Remove a runtime, without closing it."""
         for table in (self._factories, self._made, self._automatic):
             table.pop(name, None)
+        self._heavy.discard(name)
 
     def get(self, name: str) -> Runtime:
         """Return the runtime of this name; the first call makes it. Raises KeyError for an unknown name."""
@@ -75,6 +83,11 @@ class Registry:
     def automatic(self) -> tuple[str, ...]:
         """The names of the runtimes that the router chooses from."""
         return tuple(self._automatic)
+
+    @property
+    def light(self) -> tuple[str, ...]:
+        """Those of them that cost little."""
+        return tuple(name for name in self._automatic if name not in self._heavy)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -138,6 +151,10 @@ class Runtimes:
         self._clock = clock
         self._absences: dict[str, _Absence] = {}  # by name; each is replaced whole, so threads may share it
 
+    def on(self, wish: str) -> Runtimes:
+        """Return the same runtimes, with another wish."""
+        return Runtimes(wish, self._registry, background=self._background, announce=self._announce, clock=self._clock)
+
     @property
     def identity(self) -> dict[str, str]:
         """The versions that determine the result of a deterministic run. Raises `RuntimeUnavailable` if no runtime offers such runs."""
@@ -158,7 +175,9 @@ class Runtimes:
         policy requires.
         """
         if self.wish != AUTO:
-            return Choice(self._registry.get(self.wish), Route(self.wish, _CHOSEN if sys.platform == "linux" else _ALL_THERE_IS))
+            runtime = self._registry.get(self.wish)
+            why = _FOR_IMAGES if policy.image and runtime.traits.images else _CHOSEN if sys.platform == "linux" else _ALL_THERE_IS
+            return Choice(runtime, Route(self.wish, why))
         return self._chosen(policy, ask(), acting)
 
     def after_failure(self, failed: Mapping[str, str], error: SandboxError, policy: Policy, ask: Callable[[], RoutingQuestion]) -> Choice:
@@ -193,7 +212,7 @@ class Runtimes:
         return Choice(self._registry.get(first.fall_forward), route)
 
     def _chosen(self, policy: Policy, question: RoutingQuestion, acting: bool, failed: Mapping[str, str] = _NONE) -> Choice:
-        route = self._routed(policy, question, acting, failed)
+        route = self._routed(policy, question, acting, failed, every=not acting)
         if route.runtime is None:
             reasons = "; ".join(f"{name}: {why}" for name, why in route.passed_over)
             missing = tuple(name for name, _ in route.passed_over)
@@ -201,11 +220,20 @@ class Runtimes:
         runtime = self._registry.get(route.runtime)
         return Choice(runtime, route, may_lack=not runtime.traits.whole)
 
-    def _routed(self, policy: Policy, question: RoutingQuestion, acting: bool, failed: Mapping[str, str] = _NONE) -> Route:
+    def _routed(
+        self, policy: Policy, question: RoutingQuestion, acting: bool, failed: Mapping[str, str] = _NONE, *, every: bool = False
+    ) -> Route:
+        """Route among the light runtimes, and only if none of them will do among all. With `every`, say of all what speaks against them."""
         from agent_sandbox.runtime.router.route import route
 
-        candidates = [self._candidate(name, question, acting, failed.get(name, "")) for name in self._registry.automatic]
-        return route(question.work, policy.requires, Permits.of(policy), candidates)
+        def among(names: tuple[str, ...]) -> Route:
+            # Without an image, a runtime for images is no candidate that anybody could expect.
+            named = [name for name in names if question.demands.image or not self._registry.get(name).traits.images]
+            candidates = [self._candidate(name, question, acting, failed.get(name, "")) for name in named]
+            return route(question.work, policy.requires, Permits.of(policy), candidates)
+
+        light = None if every else among(self._registry.light)
+        return light if light is not None and light.runtime is not None else among(self._registry.automatic)
 
     def _candidate(self, name: str, question: RoutingQuestion, acting: bool, failed: str) -> Candidate:
         runtime = self._registry.get(name)

@@ -8,7 +8,7 @@ from agent_sandbox._fast.values import TYPE_CHECKING, replace
 from agent_sandbox.engine.attachments import Attachment
 from agent_sandbox.engine.recover import recovered
 from agent_sandbox.errors import Busy, SandboxError, WorkspaceError
-from agent_sandbox.kernel.mount_plan import Overlay
+from agent_sandbox.kernel.mount_plan import IMAGES, ImageRoot, Overlay
 from agent_sandbox.workspace.stored_sandbox import Stored, unseen
 
 if TYPE_CHECKING:
@@ -34,19 +34,23 @@ class StoredRun(Attachment):
         on_busy: Callable[[Busy], None] | None,
         beside: Callable[[Callable[[], None]], None] | None,
         asked_ns: int | None = None,
+        step: bool = False,
     ) -> None:
         """Lock the sandbox and prepare its layers, until the exit stack closes. `command` is shown to others who want the lock.
 
         If the lock is taken, `on_busy` is called with the `Busy` error and this waits; without `on_busy`, `Busy` is raised. `beside` runs
-        work in the background.
+        work in the background. As a `step`, the run keeps the state before it.
         """
         _lock(state, ends, command, on_busy)
         self._stored = Stored(state)
         self._masks = [mask.path for mask in gate.policy.files.masks]
         recovery = _recover(self._stored, gate)
-        self._prepared = self._stored.for_run(gate.policy.limits.disk_bytes, ends, asked_ns)
+        disk = gate.policy.limits.disk_bytes
+        self._step = self._stored.begin_step(command, disk) if step else 0
+        self._prepared = self._stored.for_run(disk, ends, asked_ns)
         self._notes = (*recovery, *self._prepared.notes)
         self._shown: frozenset[str] = frozenset()
+        self._in_image = False
         self._open_layers: int | None = None
         if not self._stored.names_are_known:
             (beside or _now)(partial(self._stored.remember_names, self._masks, self._prepared.began_ns))
@@ -64,6 +68,7 @@ class StoredRun(Attachment):
     def before(self, launch: Launch) -> Launch:
         """Return the launch with a periodic check that enlarges the image of the layers, if they are in an image."""
         self._shown = frozenset(step.target for step in launch.root.steps if isinstance(step, Overlay))
+        self._in_image = any(isinstance(step, ImageRoot) for step in launch.root.steps)
         if self._prepared.growth is None:
             return launch
         return replace(launch, on_ready=(*launch.on_ready, self._ready), on_tick=(*launch.on_tick, self.grow))
@@ -87,7 +92,11 @@ class StoredRun(Attachment):
 
     def ended(self, guest: Guest, completed: Completed, outcome: Outcome) -> Outcome:
         """Put the layers in order, and add what there is to say about them."""
-        return replace(outcome, notes=(*outcome.notes, *self.put_in_order(guest.layers)))
+        notes = self.put_in_order(guest.layers)
+        if self._step:
+            end = completed.exit
+            self._stored.end_step(self._step, f"{end.reason.value} {end.code}")
+        return replace(outcome, notes=(*outcome.notes, *notes))
 
     def put_in_order(self, layers: int | None) -> tuple[str, ...]:
         """Store the originals of changed paths, and remove unused layers. A failure becomes a note, and the next run tries again.
@@ -109,6 +118,8 @@ class StoredRun(Attachment):
         """Return a note on earlier changes that this run's view did not show. Raises OSError."""
         present = self._prepared.present
         trees = unseen(layers, (present.active, *present.chain), self._shown)
+        if self._in_image:  # which image is known at the launch only
+            trees = tuple(tree for tree in trees if not tree.startswith(IMAGES))
         why = "this run's view is made of other trees than theirs (files.allowed), and had the real files there"
         return (f"earlier changes in {', '.join(trees)} were not visible: {why}",) if trees else ()
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import cast
 
-from agent_sandbox._fast.contexts import ExitStack
+from agent_sandbox._fast.contexts import ExitStack, suppress
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.engine.attachments import Attachments, attachments_of
 from agent_sandbox.engine.plan_launch import DISK_BYTES
@@ -22,6 +22,7 @@ from agent_sandbox.errors import CheckpointError, PolicyError, SandboxError
 from agent_sandbox.ledger.event import Facts
 from agent_sandbox.policy.decide import Allow
 from agent_sandbox.runtime.base import Exit, ExitReason, Interpreter, Launch
+from agent_sandbox.runtime.guest.look import PREFIX as LOOK
 from agent_sandbox.runtime.guest.shell_state import PREFIX
 from agent_sandbox.runtime.guest_rpc import codec
 from agent_sandbox.workspace.changes import ChangeSet
@@ -167,8 +168,11 @@ class InterpreterTurns:
         """Record a fact about this session in the ledger."""
         self._session.gate.note(what, {**facts, "session": self.id, "turn": self._count})
 
-    def fork(self, recorder: TimelineRecorder, number: int) -> InterpreterTurns:
-        """Return turns that go on from the state before a step, in an interpreter of their own. Raises `SandboxError`."""
+    def fork(self, recorder: TimelineRecorder, number: int, instead_of: InterpreterTurns | None = None) -> InterpreterTurns:
+        """Return turns that go on from the state before a step, in an interpreter of their own. Raises `SandboxError`.
+
+        They take the place of the fork `instead_of`, under its id: that one is to go back to where it began.
+        """
         self._check_that_it_lives()
         policy = self._session.policy
         if policy.network.outbound or policy.network.inbound:
@@ -176,6 +180,8 @@ class InterpreterTurns:
         with recorder.exclusive:
             own = recorder.for_fork(number)
             forked = InterpreterTurns(self._session, replace(self._work, timeline=own))
+            if instead_of is not None:
+                forked.id, forked._count = instead_of.id, instead_of._count
             assert self._opened is not None
             launch = forked._attached.before(self._opened.guest.launch)
             try:
@@ -187,6 +193,22 @@ class InterpreterTurns:
         forked._attached.started(guest)
         self._session.gate.note("session.forked", {"session": self.id, "turn": self._count, "step": number, "fork": forked.id})
         return forked
+
+    def look(self, kind: str, words: str, seconds: float) -> dict[str, Any]:
+        """Ask the interpreter itself what a state is asked. It may change by that. Raises `SandboxError`."""
+        self._check_that_it_goes_on()
+        assert self._opened is not None
+        guest = self._opened.guest
+        question = codec.packed({"source": f"{LOOK}{kind}\0{words}", "stdin": b""})
+        _, said = guest.turn(question, self._launch(guest.launch, seconds, None), idle=None)
+        if said is None:
+            self._end(f"it was {guest.ended().reason.value} while it was looked at")
+            raise SandboxError(f"it gave no answer within {seconds:g} seconds", hint="ask for less, or give it more time: timeout=60")
+        with suppress(ValueError):
+            match codec.understood(said):
+                case {"turn": {"value": dict(value)}}:
+                    return value
+        raise SandboxError("the state gave no valid answer", hint="the program may have changed how it answers")
 
     @property
     def fork_guest(self) -> ForkedGuest:
@@ -231,6 +253,11 @@ class InterpreterTurns:
         if self.ended:
             raise SandboxError(f"this session has ended: {self.ended}", hint="open another")
         return turned
+
+    @property
+    def memory_kills(self) -> int:
+        """How many processes inside were killed so far because the memory limit was reached."""
+        return 0 if self._opened is None else self._opened.guest.memory_kills
 
     def tend(self) -> bool:
         """Enlarge the image of stored layers, if it needs that, while no turn is under way. Return whether this must be done again."""

@@ -77,8 +77,10 @@ class Work:
     ] = ()  # ports of the machine that lead to servers of the run; the policy must permit inbound connections
     on_publish: Callable[[Publication], None] | None = None  # called when such a port is open
     shell: bool = False  # of a session: its turns are bash code, which an interpreter of ours passes to bash
+    step: bool = False  # keep the state of the stored sandbox before it, as a step of its timeline
     timeline: TimelineRecorder | None = None  # records the steps of a session, and keeps its states
     attachments: tuple[Attachment, ...] = ()  # further attachments, besides those that the fields above need
+    title: str = ""  # what others see while it uses a sandbox, if not its own words
 
     def text(self) -> str:
         """Return the details of this work as text for an approver. The action itself holds no source, and only the names of variables.
@@ -171,7 +173,12 @@ def action_of(work: Work) -> Action:
 
 def title(work: Work) -> str:
     """Return the short name of this work that other processes see while it uses a sandbox."""
-    return " ".join(work.what.argv)[:200] if isinstance(work.what, Command) else f"{work.what.language} code"
+    if work.title:
+        return work.title[:200]
+    if isinstance(work.what, Code):
+        return f"{work.what.language} code"
+    argv = work.what.argv
+    return (argv[2] if len(argv) == 3 and argv[:2] == ("bash", "-c") else " ".join(argv))[:200]
 
 
 def facts(outcome: Outcome) -> dict[str, str | int | float]:

@@ -126,6 +126,26 @@ class Script:
 
 
 @dataclass(frozen=True)
+class OuterProgram:
+    """The mark of a launch whose program is one of the machine that runs the guest's program on the view.
+
+    Such a program is an OCI runtime, a user-space kernel or a virtual machine monitor. It takes the place of the guest's program, so that
+    limits, ending, output, exit code, changes and record are the same: it runs in the guest's namespaces and cgroup, with the guest's
+    standard streams, as a user who is not root of the machine, and ends with init. The runtime that launches it moves the view below a
+    directory (`outer_view`), and translates the program that it was asked to run into the command line and `files`, which are written, with
+    their directories, before it starts.
+
+    Without `capabilities` it has the walls of every guest: the filter, Landlock, no capability. With some of
+    `kernel.namespaces.OUTER_PROGRAM`, it is user 0 of the guest's user namespace, in a mount namespace of its own, without Landlock, under
+    a filter that permits making walls. Then it must itself confine the guest's program.
+    """
+
+    files: tuple[tuple[str, bytes], ...] = ()
+    capabilities: frozenset[str] = frozenset()
+    agent: bool = False  # it passes two sockets to a program of ours inside, which gets the guest's program and reports its end
+
+
+@dataclass(frozen=True)
 class Terminal:
     """The size of a guest's terminal. Everything that the guest writes to it, stderr too, arrives as stdout."""
 
@@ -225,6 +245,8 @@ class Launch:
     on_ready: tuple[Callable[[Confined], None], ...] = ()
     on_tick: tuple[Callable[[], None], ...] = ()
     talk: Talk | None = None  # for PythonCode
+    outer: OuterProgram | None = None  # the program is not the guest's own, but runs it
+    inside: bytes = b""  # for a runtime that is built on the process runtime: what its process in the sandbox must know of the run
     checkpoints: bool = False  # the guest is an `Interpreter` whose states can be kept and woken; only for PythonCode with turns
 
     @property
@@ -260,6 +282,7 @@ class Demands:
     preload: tuple[str, ...] = ()
     inward: bool = False
     checkpoints: bool = False
+    image: str = ""
 
     @classmethod
     def of(cls, launch: Launch) -> Demands:
@@ -286,6 +309,7 @@ class Traits:
     features: frozenset[Feature] | None = None
     modules: frozenset[str] | None = None
     absent: frozenset[str] = frozenset()
+    images: bool = False  # its guests see the files of a container image, and of the machine only what the policy names
 
     @property
     def whole(self) -> bool:
@@ -358,6 +382,11 @@ class Interpreter(Guest, Protocol):
 
         Return the output of the turn and the guest's answer. If the guest ended during the turn, return its end and None.
         """
+        ...
+
+    @property
+    def memory_kills(self) -> int:
+        """How many of its processes the kernel has killed so far because its memory limit was reached."""
         ...
 
     def settle(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -80,6 +81,51 @@ def test_a_question_that_nobody_waits_for_any_more_is_taken_back_and_cannot_be_a
     assert len(shown) == 1 and desk.inbox.waiting() == [] and desk.left() == []
     with pytest.raises(PolicyError, match="no such question"):
         desk.inbox.answer(shown[0].name, Decision.ONCE, digest=shown[0].digest, by="alice")
+
+
+def _asking(desk: Desk) -> tuple[int, int]:
+    """Another process that asks and waits for ever. Returns its pid, and a pipe that ends with it."""
+    told, tell = os.pipe()
+    pid = os.fork()
+    if not pid:
+
+        def wait() -> None:
+            os.write(tell, b"waits")
+            signal.pause()
+
+        desk.somebody = wait
+        desk.inbox.ask(question())
+        os._exit(0)
+    os.close(tell)
+    assert os.read(told, 5) == b"waits"
+    return pid, told
+
+
+@pytest.mark.parametrize("second", [False, True], ids=["alone", "beside another"])
+def test_a_question_of_a_killed_asker_is_taken_off_the_list(desk: Desk, *, second: bool) -> None:
+    askers = [_asking(desk) for _ in range(1 + second)]
+    (shown,) = desk.inbox.waiting()
+    for pid, told in askers:
+        assert [each.digest for each in desk.inbox.waiting()] == [shown.digest]
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(told)
+    with pytest.raises(PolicyError, match="no such question"):
+        desk.inbox.answer(shown.name, Decision.ONCE, digest=shown.digest, by="alice")
+    assert desk.inbox.waiting() == [] and desk.left() == []
+    assert desk.noted() == ["approval.asked", "approval.unanswered"], "which is recorded"
+    desk.says(Decision.ONCE)
+    assert isinstance(desk.inbox.ask(question()), Granted), "the control arm: one that lives gets its answer"
+
+
+def test_questions_of_killed_askers_leave_room_for_others(desk: Desk) -> None:
+    for _ in range(MOST_WAITING):
+        pid, told = _asking(desk)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(told)
+    desk.says(Decision.ONCE)
+    assert isinstance(desk.inbox.ask(question()), Granted)
 
 
 def test_an_answer_for_the_run_says_until_when(desk: Desk) -> None:

@@ -2,7 +2,9 @@
 
 Each question has a directory. If the same question waits already, the second asker waits for the same answer, so that a person sees the
 question once. The asker keeps the question in memory and accepts only an answer to exactly that question, whatever happens to the file.
-One asker uses an answer, once. A question without an answer is refused. So is a question beyond the limit on waiting questions.
+One asker uses an answer, once. A question without an answer is refused. So is a question beyond the limit on waiting questions. Each asker
+holds a lock beside the question while it waits. The kernel releases the lock of an asker that was killed, and a question for which nobody
+holds one is taken off the list.
 
 The directory is hidden from guests. A program of the same user outside a sandbox can read the key and write an answer. Where that matters,
 the question needs the answer of another user, or `approvers` names the users whose answers count. The kernel knows who owns an answer file.
@@ -31,7 +33,7 @@ from agent_sandbox.policy.model import ANOTHER_USER, SECOND_FACTOR
 MOST_WAITING = 16  # questions at once; a person answers a few, and more are a flood
 MOST_OF_ONE = 8  # questions from one sandbox, so that a flood from one leaves room for others
 RUN_SECONDS = 3600.0  # how long an answer for a whole run is valid, unless the person who answers sets another time
-_QUESTION, _ANSWER, _TAKEN, _ASKED, _LOCK = "question", "answer", "taken", "asked", "lock"
+_QUESTION, _ANSWER, _TAKEN, _ASKED, _ASKERS, _LOCK = "question", "answer", "taken", "asked", "askers", "lock"
 _DIGITS = 64  # hexadecimal digits in the name of a question
 _GONE = ".gone"  # suffix of directories that are being removed
 _LARGEST = 16 << 20  # bytes of a question with its diff: listing a longer question takes seconds, and no person reads it
@@ -90,13 +92,17 @@ class Inbox:
                 return Granted(found[0].by, found[1], found[0].until)  # the person answered the same question earlier in this run
             # A new nonce each time: a consumed answer must not count for the same question asked again.
             question = replace(question, nonce=os.urandom(16).hex())
-            waits = self._put(question)
-            if isinstance(waits, Refused):
-                return waits
-            if self._on_wait is not None:
-                self._on_wait(_shown(waits, 1))
-            if (answer := self._awaited(waits, wanted)) is not None:
-                return answer
+            put = self._put(question)
+            if isinstance(put, Refused):
+                return put
+            waits, lock = put
+            try:
+                if self._on_wait is not None:
+                    self._on_wait(_shown(waits, 1))
+                if (answer := self._awaited(waits, wanted)) is not None:
+                    return answer
+            finally:
+                os.close(lock)
         why = "nobody answered in time" if wanted() else "nobody waits for the answer any more"
         self._ledger.record(Noted("approval.unanswered", {"digest": question.digest(), "why": why}, question.sandbox))
         return Refused(why)
@@ -160,7 +166,7 @@ class Inbox:
                 self._take_back(place, question, "the run is over")
 
     def sweep(self) -> None:
-        """Revoke expired approvals, and remove expired and damaged questions."""
+        """Revoke expired approvals. Remove questions that are expired or damaged, or that nobody waits for."""
         for name in hex_names(self._standing, _DIGITS):
             place = os.path.join(self._standing, name)
             if (question := _question(place)) is not None and self._valid(place, question) is None:
@@ -176,16 +182,20 @@ class Inbox:
                 question = _question(place)
                 if question is None or self._place(question) != place or not self._clock() < question.until:
                     _clear(place)
+                elif not _is_awaited(place):
+                    facts = {"digest": question.digest(), "why": "the process that asked has ended"}
+                    self._ledger.record(Noted("approval.unanswered", facts, question.sandbox))
+                    _clear(place)
 
-    def _put(self, question: Question) -> Question | Refused:
-        """Write the question, unless the same question waits already. Return the waiting question, or a refusal if too many wait."""
+    def _put(self, question: Question) -> tuple[Question, int] | Refused:
+        """Write the question, unless the same one waits. Return what waits and our lock on it, or a refusal if too many wait."""
         with self._alone():  # two processes that ask the same question at once must see one another
             waiting = [each for place in self._places() if (each := self._open_question(place)) is not None]
             for each in waiting:
                 if each.group() == question.group():
-                    with suppress(FileNotFoundError):  # a person has just answered, and an asker used the answer: `_awaited` notices that
+                    with suppress(FileNotFoundError):  # a person has just answered, and an asker used the answer: we ask anew
                         _append(os.path.join(self._place(each), _ASKED))
-                    return each
+                        return each, _joined(self._place(each))
             own = sum(each.sandbox == question.sandbox for each in waiting)
             if len(waiting) >= MOST_WAITING or own >= MOST_OF_ONE:
                 self._ledger.record(Noted("approval.flooded", {"digest": question.digest(), "allowed": False}, question.sandbox))
@@ -196,8 +206,13 @@ class Inbox:
             facts = {"digest": question.digest(), "target": _target(question), "why": question.why, "run": question.run}
             self._ledger.record(Noted("approval.asked", facts, question.sandbox), lasting=True)
             make_private(self._place(question))
-            write_once(os.path.join(self._place(question), _QUESTION), content)
-            return question
+            lock = _joined(self._place(question))
+            try:
+                write_once(os.path.join(self._place(question), _QUESTION), content)
+            except BaseException:
+                os.close(lock)
+                raise
+            return question, lock
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -216,10 +231,11 @@ class Inbox:
     def _open_question(self, place: str) -> Question | None:
         """Return the question in this directory if it can still be answered; otherwise None.
 
-        A question cannot be answered if it has an answer or is expired, or if the directory is not named by its digest.
+        A question cannot be answered if it has an answer or is expired, if nobody waits for one, or if the directory is not named by its
+        digest.
         """
         question = _question(place)
-        if question is None or self._place(question) != place or not self._clock() < question.until:
+        if question is None or self._place(question) != place or not self._clock() < question.until or not _is_awaited(place):
             return None
         return None if os.path.exists(os.path.join(place, _ANSWER)) else question
 
@@ -354,6 +370,32 @@ def _question(place: str) -> Question | None:
         return None
     with open(descriptor, "rb") as file:
         return decoded(file.read(_LARGEST + 1))
+
+
+def _joined(place: str) -> int:
+    """Join the askers of a question. Return the lock: whoever holds one waits for the answer. The kernel releases it with its process."""
+    lock = os.open(os.path.join(place, _ASKERS), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH)  # somebody may be trying it right now
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
+
+
+def _is_awaited(place: str) -> bool:
+    """Return whether somebody waits for the answer. A question of an earlier version has no lock, and counts until it expires."""
+    try:
+        lock = _opened(os.path.join(place, _ASKERS))
+    except OSError:
+        return True
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
 
 
 def _clear(place: str) -> None:

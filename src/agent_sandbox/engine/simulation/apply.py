@@ -19,6 +19,7 @@ from agent_sandbox.engine.simulation.plan import BARE, EffectPlan, read
 from agent_sandbox.engine.simulation.risk import NONE
 from agent_sandbox.engine.simulation.run import base_of, pending
 from agent_sandbox.errors import LedgerBroken, LedgerUnavailable, PolicyError, SandboxError, Unfinished
+from agent_sandbox.kernel.mount_plan import IMAGES
 from agent_sandbox.policy.model import Policy
 from agent_sandbox.policy.paths import contains
 from agent_sandbox.workspace.changes import ChangeSet
@@ -65,7 +66,8 @@ def opened(
         _refuse_beyond_files(plan, files_only=files_only, reruns=reruns)
         _refuse_elsewhere(plan, system=system)
         left_out = tuple(_left_out(plan, system=system, caches=caches))
-        chosen = {effect.path for effect in plan.files if system or effect.place != "elsewhere"}.difference(left_out)
+        promoted = [effect for effect in plan.files if not effect.path.startswith(IMAGES)]  # what is in an image stays there
+        chosen = {effect.path for effect in promoted if system or effect.place != "elsewhere"}.difference(left_out)
         clone = Stored(PlanState(stored.state.store, plan.project, kept.state.id))
         wanted = Wanted(lambda change: change.path in chosen, system=system, approved=approved, caches=caches, plan=plan.digest, home=home)
         with stored.state.lock(command="carry-out"), proposed(clone, policy, wanted, runtime) as proposal:

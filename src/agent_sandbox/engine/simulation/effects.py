@@ -12,6 +12,7 @@ from agent_sandbox.engine.simulation import risk
 from agent_sandbox.engine.simulation.plan import FileEffect, HttpRequest, Input, NetworkRequest, Prediction, ProgramUse, SecretUse
 from agent_sandbox.engine.work import Code, Work
 from agent_sandbox.errors import WorkspaceError
+from agent_sandbox.kernel.mount_plan import IMAGES
 from agent_sandbox.ledger.encoding import without_secrets
 from agent_sandbox.policy.hosts import bracketed
 from agent_sandbox.policy.paths import ancestors, contains
@@ -77,7 +78,8 @@ def with_risks(
 ) -> tuple[FileEffect, ...]:
     """Return the effects with their risks. `changes` are the changes that the effects describe."""
     classes: dict[str, frozenset[str]] = {}
-    for root, part in ((project, changes.within(project)), ("/", changes.outside(project))):
+    outside = ChangeSet(tuple(change for change in changes.outside(project) if not change.path.startswith(IMAGES)))  # an image's stay in it
+    for root, part in ((project, changes.within(project)), ("/", outside)):
         if len(part):
             try:
                 classes |= protected_classes(part, look_at(root, part), contents, root=root, around=around)

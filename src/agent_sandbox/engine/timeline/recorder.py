@@ -1,6 +1,7 @@
 """The recorder of a timeline: an attachment that answers the guest before each statement, and returns to the states that were kept.
 
-A fork of a state has a recorder of its own, which notes its steps and keeps no states.
+A fork of a state has a recorder of its own, which notes its steps and keeps no states. They are reached from the state that it was made
+from, in another fork, by running its statements again.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ LOST = ("children", "pipes", "sockets")
 LONGEST_TEXT = 500  # characters of a statement, a reason or an error that a step shows
 MOST_STEPS = 100_000  # of a session: a program could make them without end
 FULL = 0.5  # part of the run's memory above which states are given up
+_WITH_COPIES = 4  # times as much as a state itself: measured with tables of many megabytes, which are written often
 _SHARE = 10  # at most such a part of the time is spent on measuring
 MOST_FORKS = 32  # of one session at once
 FORK_BYTES = (
@@ -46,10 +48,14 @@ _LEFT = 0.1  # part of the memory limit that must be left after a fork
 class TimelineRecorder(Attachment):
     """Records the steps of one session, and keeps states of it."""
 
-    def __init__(self, *, most: int = 100, lines: bool = False, chain: tuple[str, ...] = ("1",)) -> None:
-        """Keep at most so many states, also before each line if `lines` says so. `chain` are the layers that the session begins on."""
+    def __init__(self, *, most: int = 100, lines: bool = False, overhead: float | None = None, chain: tuple[str, ...] = ("1",)) -> None:
+        """Keep at most so many states, also before each line if `lines` says so. `chain` are the layers that the session begins on.
+
+        With `overhead`, a state before a statement or a line is kept only while states have taken no more than this part of the time.
+        """
         self.tree = StepTree(most=most, chain=chain)
         self._lines = lines
+        self._budget = _Budget(overhead)
         self.turn = 0
         self.exclusive = threading.RLock()  # held by whoever gives orders about states: forks run in threads of their own, and tick too
         self._began = time.monotonic()
@@ -57,6 +63,7 @@ class TimelineRecorder(Attachment):
         self._memory: int | None = None  # bytes that the run may use
         self._hear: Callable[[bytes], bytes] | None = None
         self._now: Step | None = None
+        self._settled = False  # whether nothing writes to frozen layers: once so, it stays so until layers are exchanged or a state wakes
         self._last_statement = 0
         self._look_at = 0.0  # when to look at the memory again
         self._operation = ""  # what the turn that is under way does on a file, if it does no more
@@ -100,9 +107,11 @@ class TimelineRecorder(Attachment):
         self._operation = operation
         self._source, self._stdin = source.splitlines(keepends=True), stdin
         self._last_statement = self.tree.divided = 0
+        self._budget.begin_turn()
 
     def ended(self, guest: Guest, completed: Completed, outcome: Outcome) -> Outcome:
         """Mark the step that raised, after a turn."""
+        self._budget.end_turn()
         if completed.exit.code and self._last_statement:
             lines = [line for line in completed.stderr.decode(errors="replace").splitlines() if line.strip()]
             self.tree.change(self._last_statement, error=(lines[-1] if lines else f"exit code {completed.exit.code}")[:LONGEST_TEXT])
@@ -120,12 +129,15 @@ class TimelineRecorder(Attachment):
                 case {"line": int(line), "function": str(function), "text": str(text)} if self._lines and function:
                     return codec.packed({"keep": self._line(line, function, text)})
                 case {"kept": int(process), "lost": dict(lost)}:
-                    return codec.packed({"moved": self._keep(process, lost)})
+                    moved = self._keep(process, lost)
+                    self._budget.spend()
+                    return codec.packed({"moved": moved})
                 case {"unkept": str(why)}:
                     self._unkept(why)
                     return codec.packed({})
                 case {"reopened": list(problems)}:
                     self._settle([str(each) for each in problems])
+                    self._budget.spend()
                     return codec.packed({})
         except ValueError:
             pass
@@ -143,8 +155,9 @@ class TimelineRecorder(Attachment):
         if line:
             self._last_statement, self.tree.divided = self._now.number, 0
         if not self.tree.most:
-            self._unkept("a fork keeps no states")
-        return bool(self.tree.most)
+            self._unkept("a fork keeps no states of its own")
+            return False
+        return (not line or self._affords()) and self._make_room()
 
     def _line(self, line: int, function: str, text: str) -> bool:
         """Note the line of a function that comes now. What it says is a claim of the program. Return whether to keep its state."""
@@ -153,7 +166,29 @@ class TimelineRecorder(Attachment):
         shown, at = _printable(text), round(time.monotonic() - self._began, 3)
         self._now = self.tree.add(self.turn, line, shown, at, function=_printable(function))
         self.tree.divided = self._last_statement
-        return True
+        return self._affords() and self._make_room()
+
+    def _affords(self) -> bool:
+        """Return whether a state may be kept now. The first one is kept in any case: others are reached from there."""
+        if self._budget.allows() or not self.tree.states:
+            return True
+        self._unkept("it was left out, so that states take no more of the time than was asked for")
+        return False
+
+    def _make_room(self) -> bool:
+        """Where every state counts in full, give states up before there is one more. Return whether there is memory for it."""
+        checkpoints, states, limit = self._checkpoints, self.tree.states, self._memory
+        if checkpoints is None or limit is None or checkpoints.shares_memory:
+            return True
+        while True:
+            used, largest = checkpoints.measure()
+            fits = used + largest <= limit * (1 - _LEFT)
+            if used + largest <= limit * FULL or (fits and len(states) < 2):
+                return True
+            if not states or (len(states) == 1 and 2 * largest > limit * (1 - _LEFT)):
+                self._unkept("the memory limit leaves no room for a copy of the program: max_memory_mb=…")
+                return False
+            checkpoints.drop(self.tree.give_up(self.tree.least_wanted()).process)
 
     def _has_room(self) -> bool:
         if len(self.tree.steps) < MOST_STEPS:
@@ -174,15 +209,16 @@ class TimelineRecorder(Attachment):
             checkpoints.drop(process)
             self._unkept(str(error))
             return False
+        self._settled = self._settled and not moved
         # If nothing was moved, the newest layer is empty and will be written to.
         tree.states[step.number] = State(process, tree.chain if moved else tree.chain[1:])
         if moved:
             tree.chain = (generation, *tree.chain)
         counted = [(kind, count) for kind in LOST if isinstance(count := lost.get(kind), int) and count > 0]
         self._now = tree.change(step.number, kept=True, files_changed=moved, lost=described(counted))
-        if not moved:
+        if not moved and not self._settled:
             self._settle([])
-        self._thin()
+        self._thin(memory=checkpoints.shares_memory)  # otherwise room was made before
         while (pair := tree.mergeable()) is not None:
             merged = tree.new_generation()
             checkpoints.merge(*pair, merged)
@@ -199,20 +235,27 @@ class TimelineRecorder(Attachment):
             finally:
                 self.exclusive.release()
 
-    def _thin(self) -> None:
-        """Give up states while there are too many, or while half of the run's memory is used."""
+    def _thin(self, *, memory: bool = True) -> None:
+        """Give up states while there are too many, or with `memory` while half of the run's memory is used."""
         assert self._checkpoints is not None
-        tree, limit = self.tree, self._memory
-        while len(tree.states) > tree.most or (
-            limit is not None and len(tree.states) > 1 and self._checkpoints.memory_bytes > limit * FULL
-        ):
+        tree = self.tree
+        while len(tree.states) > tree.most or (memory and len(tree.states) > 1 and self._is_full(self._checkpoints)):
             self._checkpoints.drop(tree.give_up(tree.least_wanted()).process)
+
+    def _is_full(self, checkpoints: Checkpoints) -> bool:
+        """Return whether half of the run's memory is used, without the state that is just ending."""
+        if self._memory is None or checkpoints.memory_bytes <= self._memory * FULL:
+            return False
+        checkpoints.await_dropped()
+        return checkpoints.memory_bytes > self._memory * FULL
 
     def _settle(self, problems: list[str]) -> None:
         """Give the state up if something still writes to its files."""
         if self._now is None or self._checkpoints is None:
             raise Nonsense("it opened files again that nobody exchanged")
-        if problems := [*problems, *self._checkpoints.writers()]:
+        problems = [*problems, *self._checkpoints.writers()]
+        self._settled = not problems
+        if problems:
             if (state := self.tree.states.pop(self._now.number, None)) is not None:
                 self._checkpoints.drop(state.process)
             self._unkept("; ".join(problems))
@@ -227,7 +270,9 @@ class TimelineRecorder(Attachment):
         if step is None:
             raise SandboxError(f"there is no step {number}", hint=f"there are {len(self.tree.steps)}: see session.timeline")
         if not self.tree.most:
-            raise SandboxError("a fork keeps no states of its own", hint="go back in the session that it was made from, or fork that again")
+            raise SandboxError(
+                "a fork keeps no states of its own", hint="look at one state after the other: inspect() runs to each of them"
+            )
         if self._checkpoints is None:
             raise SandboxError("this session has ended, and its states with it", hint="open another")
         if state is None:
@@ -273,12 +318,21 @@ class TimelineRecorder(Attachment):
     def for_fork(self, number: int) -> TimelineRecorder:
         """Return the recorder of a fork of the state before a step."""
         _, state = self._state(number)
-        return TimelineRecorder(most=0, chain=(self.tree.new_generation(), *state.chain))
+        recorder = TimelineRecorder(most=0, chain=(self.tree.new_generation(), *state.chain))
+        recorder.tree.rooted = True
+        return recorder
+
+    def take_over(self, before: TimelineRecorder, number: int) -> None:
+        """Take over the steps of a fork in whose place this one is. It is before its first step; if that is `number`, there again."""
+        before.tree.begin_again(number, self.tree.chain)
+        self.tree, self.turn, self._began = before.tree, before.turn, before._began
+        self._statements, self._inputs = before._statements, before._inputs
 
     def rewind(self, number: int) -> Step:
         """Return to the state before a step: memory and files. Raises `SandboxError` if it is not kept."""
         self.check_awake()
         checkpoints, state = self._state(number)
+        self._settled = False
         generation = self.tree.new_generation()
         with self._forgetting(number):
             checkpoints.rewind(state.process, generation, state.chain)
@@ -300,10 +354,12 @@ class TimelineRecorder(Attachment):
 
         Raises `SandboxError` if there is no way.
         """
-        if number in self.tree.states or number not in self.tree.steps:
+        if number in self.tree.states or (self.tree.rooted and not number):
             return number, ""
+        if number not in self.tree.steps:
+            self._state(number)
         start, steps = self.tree.way_to(number)
-        if not start:
+        if not start and not self.tree.rooted:
             self._state(number)
         if done := [step.text for each in steps if (step := self.tree.steps[each]).text and not step.line]:
             why = f"the state before step {number} was given up, and the caller did something to its files on the way: {done[0]}"
@@ -320,10 +376,17 @@ class TimelineRecorder(Attachment):
         (checkpoints, before), (_, after) = self._state(old), self._state(new)
         return checkpoints.compare(before.chain, after.chain)
 
+    def changed_files(self, fork: TimelineRecorder | None = None) -> dict[str, str]:
+        """Return the files that differ now from those that the session began with; of a fork of it, with `fork`. Raises `SandboxError`."""
+        if self._checkpoints is None:
+            raise SandboxError("this session has ended, and its files with it", hint="open another")
+        return self._checkpoints.compare((), (fork or self).tree.chain)
+
     def look(self, number: int, kind: str, words: str = "", *, seconds: float = LOOK_SECONDS) -> dict[str, Any]:
         """Ask the state before a step something. It does not change, whatever the answer takes. Raises `SandboxError`."""
         self.check_awake()
         checkpoints, state = self._state(number)
+        self._settled = False
         question = codec.packed({"source": f"{PREFIX}{kind}\0{words}", "stdin": b""})
         with self._forgetting(number), checkpoints.woken(state.process, self.tree.new_generation(), state.chain) as take_turn:
             said = take_turn(question, seconds)
@@ -331,6 +394,32 @@ class TimelineRecorder(Attachment):
             case {"turn": {"value": dict(value)}}:
                 return value
         raise SandboxError("the state gave no valid answer", hint="the program may have changed how it answers")
+
+
+class _Budget:
+    """The time that states may take, as a part of the time that turns take."""
+
+    def __init__(self, part: float | None) -> None:
+        self._part = part
+        self._spent = self._turns = 0.0  # seconds
+        self._turn_began = self._asked = time.monotonic()
+
+    def begin_turn(self) -> None:
+        self._turn_began = time.monotonic()
+
+    def end_turn(self) -> None:
+        self._turns += time.monotonic() - self._turn_began
+
+    def allows(self) -> bool:
+        """Return whether a state may be made now; its cost is counted from here."""
+        self._asked = now = time.monotonic()
+        return self._part is None or self._spent <= self._part * (self._turns + now - self._turn_began)
+
+    def spend(self) -> None:
+        """Count what a state has taken, and what it costs later: the kernel copies each page that the program writes to afterwards."""
+        now = time.monotonic()
+        self._spent += _WITH_COPIES * (now - self._asked)
+        self._asked = now
 
 
 def _printable(text: str) -> str:

@@ -59,6 +59,8 @@ class StepTree:
     here: int = 0  # the parent of the next step
     returned: int = 0  # the step that was returned to, until the next one
     returns: dict[int, int] = field(default_factory=dict)  # of steps that followed a return: to which step
+    failed: set[int] = field(default_factory=set)  # the steps whose statement raised
+    rooted: bool = False  # whether the state before the first step can be had again: a fork can be made once more
     divided: int = 0  # the step of the statement that runs, once a line of it is a step
     present: int = 0  # the end of the last turn, or the step that was returned to
     chain: tuple[str, ...] = ("1",)  # the layers of now, newest first
@@ -76,6 +78,8 @@ class StepTree:
     def change(self, number: int, **fields: Any) -> Step:
         """Replace fields of a step."""
         step = self.steps[number] = replace(self.steps[number], **fields)
+        if step.error:
+            self.failed.add(number)
         return step
 
     def new_generation(self) -> str:
@@ -96,13 +100,17 @@ class StepTree:
         self.returned = number
         self.chain = chain
 
+    def begin_again(self, number: int, chain: tuple[str, ...]) -> None:
+        """Go back to the state before the first step. If the state before step `number` is that one, it is returned to; 0 if none is."""
+        self.here, self.present, self.returned, self.chain = 0, number, number, chain
+
     def least_wanted(self) -> int:
         """Return the step whose state is given up first.
 
         Kept longest are the states near the present, before errors, before the statement whose lines are steps just now, and the first
         one. Further back every second, fourth, eighth… stays: the one with the nearest neighbours goes first.
         """
-        dear = {self.divided, *(step.number for step in self.steps.values() if step.error)}
+        dear = {self.divided, *self.failed}
         numbers = sorted(self.states)
         candidates = [at for at in range(1, len(numbers) - 1) if numbers[at] not in dear] or list(range(max(1, len(numbers) - 1)))
         newest = numbers[-1]
@@ -116,6 +124,7 @@ class StepTree:
     def way_to(self, number: int) -> tuple[int, tuple[int, ...]]:
         """Return the nearest step on the way to `number` whose state is kept, and the steps to run again from there; (0, ()) if none is.
 
+        In a tree that is `rooted`, 0 and all steps on the way: they lead there from the state before the first one.
         The state before a step that followed a return is the state that was returned to. Before a line, the statement that it is in cannot
         be run again in part: only such a return leads on from there.
         """
@@ -129,7 +138,9 @@ class StepTree:
             else:
                 at = next((step.number for step in self.line_to(self.steps[at].parent) if not step.function), 0)
                 again.append(at)
-        return (at, tuple(reversed(again))) if at else (0, ())
+        if not at and not self.rooted:
+            return 0, ()
+        return at, tuple(each for each in reversed(again) if each)
 
     def mergeable(self) -> tuple[str, str] | None:
         """Return two neighbouring layers of now, newer and older, whose difference no state needs; None unless there are many layers."""

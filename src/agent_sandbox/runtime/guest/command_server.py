@@ -10,12 +10,15 @@ hostile program.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import select
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import threading
 from contextlib import suppress
 
@@ -33,9 +36,14 @@ class RunningProgram:
 
     The program has ended when its first process has. What that process had written until then is collected; output of processes that it
     left in the background is read on and dropped, so that they are not stopped by a full pipe.
+
+    With a terminal, given by its rows and columns, all output is `stdout`, and input is typed while it runs. Processes in the background
+    lose their terminal when the program ends.
     """
 
-    def __init__(self, words: list[str], cwd: str, env: dict[str, str], stdin: bytes, script: str) -> None:
+    def __init__(
+        self, words: list[str], cwd: str, env: dict[str, str], stdin: bytes, script: str, terminal: tuple[int, int] | None
+    ) -> None:
         self.code: int | None = None
         self.finished = threading.Event()  # the exit code is known and the output complete
         self._script = script
@@ -43,18 +51,69 @@ class RunningProgram:
         self._lock = threading.Condition()
         self._stdin = memoryview(stdin)
         self._ended, self._end = os.pipe()
-        self._process = subprocess.Popen(
-            words,
-            cwd=cwd,
-            env=env,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,
-        )
+        self._master = -1
+        try:
+            if terminal is None:
+                pipe = subprocess.PIPE
+                self._process = subprocess.Popen(
+                    words, cwd=cwd, env=env, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True
+                )
+            else:
+                self._process = self._at_terminal(words, cwd, env, terminal)
+        except BaseException:
+            os.close(self._ended)
+            os.close(self._end)
+            raise
         threading.Thread(target=self._wait, daemon=True).start()
-        threading.Thread(target=self._pass, daemon=True).start()
+        threading.Thread(target=self._pass if terminal is None else self._pass_terminal, daemon=True).start()
+
+    def _at_terminal(self, words: list[str], cwd: str, env: dict[str, str], size: tuple[int, int]) -> subprocess.Popen[bytes]:
+        """Start the program in a session of its own, on a new terminal."""
+        self._master, theirs = os.openpty()
+
+        def take_terminal() -> None:  # in the new process, after its new session; it takes no lock
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+        try:
+            self.resize(*size)
+            os.set_blocking(self._master, False)
+            return subprocess.Popen(
+                words, cwd=cwd, env=env, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, preexec_fn=take_terminal
+            )
+        except BaseException:
+            os.close(self._master)
+            raise
+        finally:
+            os.close(theirs)
+
+    def type(self, data: bytes) -> int:
+        """Type on its terminal. Return how many bytes of it were taken: a program that does not read takes no more at some time."""
+        with suppress(OSError), self._lock:
+            return os.write(self._master, data) if self._master >= 0 else len(data)
+        return 0
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Change the size of its terminal."""
+        with suppress(OSError), self._lock:
+            fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def _pass_terminal(self) -> None:
+        """Take the output of the terminal until the program has ended. Closing it then hangs up on whatever else is there."""
+        poller = select.poll()
+        poller.register(self._master, select.POLLIN)
+        poller.register(self._ended, select.POLLIN)
+        while True:
+            ready = dict(poller.poll())
+            if self._ended in ready:
+                break
+            if not self._take(self._master, "stdout"):  # nobody has it open any more, but the program goes on
+                poller.unregister(self._master)
+        self._drain(self._master, "stdout")
+        os.close(self._ended)
+        with self._lock:
+            os.close(self._master)
+            self._master = -1
+        self._finish()
 
     def _wait(self) -> None:
         code = self._process.wait()
@@ -102,6 +161,8 @@ class RunningProgram:
             with suppress(OSError):
                 os.unlink(self._script)
         self.finished.set()
+        with self._lock:
+            self._lock.notify_all()
 
     def _feed(self, fd: int) -> bool:
         """Write some input. Return whether there is more, and somebody who reads it."""
@@ -127,6 +188,7 @@ class RunningProgram:
         if data and not self.finished.is_set():
             with self._lock:
                 self._held[name] += data
+                self._lock.notify_all()
         return bool(data)
 
     def _drain(self, fd: int, name: str) -> bool:
@@ -154,14 +216,23 @@ class RunningProgram:
             self._lock.notify_all()
         return pieces
 
+    def await_output(self, seconds: float) -> None:
+        """Wait so long for output or for the end of the program."""
+        with self._lock:
+            self._lock.wait_for(lambda: any(self._held.values()) or self.finished.is_set(), seconds)
+
     @property
     def empty(self) -> bool:
         """Whether all output has been taken."""
         with self._lock:
             return not any(self._held.values())
 
-    def kill(self) -> None:
-        """Kill the program, and all processes of its session or below it."""
+    def kill(self, number: int) -> None:
+        """Kill the program, and all processes of its session or below it. Other signals than SIGKILL are sent to its group alone."""
+        if number != signal.SIGKILL:
+            with suppress(OSError):
+                os.killpg(self._process.pid, number)
+            return
         for pid in {self._process.pid, *_below(self._process.pid)}:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
@@ -196,7 +267,7 @@ _inputs: dict[str, bytearray] = {}
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Do what the host asks for: feed, start, wait or kill."""
+    """Do what the host asks for: feed, start, wait, type or kill."""
     return _ANSWERS[request["do"]](request)
 
 
@@ -217,7 +288,7 @@ def _start(request: dict[str, Any]) -> dict[str, Any]:
                 file.write(os.fsencode(words[-1]))
             words = [*words[:-2], script]  # without the option that takes the script as a word
         os.stat(request["cwd"])
-        _programs[request["id"]] = RunningProgram(words, request["cwd"], request["env"], stdin, script)
+        _programs[request["id"]] = RunningProgram(words, request["cwd"], request["env"], stdin, script, request["terminal"])
     except (OSError, ValueError) as error:
         number = getattr(error, "errno", None) or errno.EINVAL
         place = getattr(error, "filename", None) == request["cwd"]
@@ -228,7 +299,9 @@ def _start(request: dict[str, Any]) -> dict[str, Any]:
 def _wait(request: dict[str, Any]) -> dict[str, Any]:
     """Wait for the end of a program, for some moments, and return its output so far. `code` is None as long as there may be more."""
     program = _programs[request["id"]]
-    if program.empty:
+    if request["lively"]:
+        program.await_output(request["seconds"])
+    elif program.empty:
         program.finished.wait(request["seconds"])
     over = program.finished.is_set()
     output = program.taken()
@@ -238,12 +311,23 @@ def _wait(request: dict[str, Any]) -> dict[str, Any]:
     return {**output, "code": program.code if done else None}
 
 
+def _type(request: dict[str, Any]) -> dict[str, Any]:
+    """Type on the terminal of a program, and change its size if there is one in the request. Answer how much was taken."""
+    program = _programs.get(request["id"])
+    if program is None:
+        return {"taken": 0}
+    if request["size"] is not None:
+        program.resize(*request["size"])
+    data = sys.stdin.buffer.read()
+    return {"taken": program.type(data) if data else 0}
+
+
 def _kill(request: dict[str, Any]) -> dict[str, Any]:
     program = _programs.get(request["id"])
     if program is not None:
-        program.kill()
+        program.kill(request["signal"])
     _inputs.pop(request["id"], None)
     return {}
 
 
-_ANSWERS = {"feed": _feed, "start": _start, "wait": _wait, "kill": _kill}
+_ANSWERS = {"feed": _feed, "start": _start, "wait": _wait, "type": _type, "kill": _kill}

@@ -10,7 +10,7 @@ import os
 
 from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.kernel import wire
-from agent_sandbox.kernel.wire import SCRIPTS
+from agent_sandbox.kernel.wire import FAREWELL_FD, PAYLOAD_FD, SCRIPTS
 
 if TYPE_CHECKING:
     import socket
@@ -34,8 +34,14 @@ def run(payload: socket.socket, python: bool, ready: Callable[[], None]) -> NoRe
 def start(message: dict[str, Any]) -> None:
     """Enter the directory of a program, write its script, if it has one, and execute it. Return if the program is Python code."""
     enter(message["cwd"])
+    for path, content in message.get("files", ()):
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        _write(path, content)
     if "file" in message:
         write_script(f"{SCRIPTS}/{message['file']}", message["source"])
+    if message.get("kept"):  # for an agent of ours that an outer program runs
+        for fd in (PAYLOAD_FD, FAREWELL_FD):
+            os.set_inheritable(fd, True)
     if "argv" in message:
         _execute(message["argv"], message["env"])
 
@@ -75,13 +81,17 @@ def refuse(payload: socket.socket, error: BaseException) -> NoReturn:
 def write_script(path: str, source: str) -> None:
     """Write the source of a script to `path`, and make the directory for it."""
     # A real file, so that tracebacks show its lines and multiprocessing can import it again.
+    content = source.encode("utf-8", "surrogatepass")
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        _write(path, content)
     except FileNotFoundError:
         os.mkdir(os.path.dirname(path))
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        _write(path, content)
+
+
+def _write(path: str, left: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
-        left = source.encode("utf-8", "surrogatepass")
         while left:
             left = left[os.write(fd, left) :]
     finally:

@@ -24,6 +24,7 @@ from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.kernel import namespaces, wire
 from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.kernel.kept_processes import SPLITTING, WAKING
+from agent_sandbox.kernel.mappings import shared_for_writing
 from agent_sandbox.kernel.syscall_rules import FORK_FLAGS
 from agent_sandbox.kernel.wire import FORKED, READY
 from agent_sandbox.runtime.guest import entry, look, script_runner
@@ -360,16 +361,9 @@ def _obstacle(files: list[KeptFile]) -> str:
     """Return why a copy of this process would not be the same; empty if it would."""
     if (threads := len(os.listdir("/proc/self/task"))) > 1:
         return f"it has {threads} threads, and a copy would have one"
-    if "mmap" in sys.modules and _shares_memory():
+    if "mmap" in sys.modules and shared_for_writing("/proc/self"):
         return "it has memory that all its copies share (mmap), so later changes would change this state"
     return next((f"it has {file.path} open, which was removed or replaced" for file in files if file.is_removed()), "")
-
-
-def _shares_memory() -> bool:
-    """Return whether this process has memory that it writes to and that its copies would share."""
-    with open("/proc/self/maps", "rb") as maps:
-        found = maps.read()
-    return b" rw-s " in found or b" rwxs " in found
 
 
 def _open_again(files: list[KeptFile], directory: str) -> list[str]:

@@ -49,6 +49,7 @@ class Checkpoints:
         self._link = link
         self._guard: CheckpointGuard | None = None
         self._kept: set[int] = set()
+        self._leaving = 0  # the state that was dropped last, until init says that it is gone
         self._forks: dict[ForkedGuest, str] = {}  # each with the generation of its layers
         self._asking = threading.Lock()  # a fork may be closed by any thread
         self._forking = threading.Lock()
@@ -174,19 +175,39 @@ class Checkpoints:
     @property
     def memory_bytes(self) -> int:
         """The memory that the run uses now, as its limit counts it. Without a cgroup, a page that states share counts for each of them."""
-        cgroup = self._guest._cgroup
-        return cgroup.memory_bytes() if "memory" in cgroup.enforces else int(self._ask(stagehand.MEASURE))
+        if self.shares_memory:
+            return self._guest._cgroup.memory_bytes()
+        return self.measure()[0]
+
+    def measure(self) -> tuple[int, int]:
+        """Return the memory of all processes and that of the largest one, as they count without a cgroup."""
+        total, largest = self._ask(stagehand.MEASURE)
+        return int(total), int(largest)
 
     def keep(self, pid: int) -> None:
         """Protect a sleeping copy of the guest."""
+        if pid == self._leaving:  # it has been reaped, or its number could not be used again
+            self.await_dropped()
         self._kept.add(pid)
         self._order(KEEP, pid)
 
     def drop(self, pid: int) -> None:
-        """End a sleeping copy."""
+        """End a sleeping copy. Only one ends at a time.
+
+        Return at once where a cgroup counts what the kernel still takes apart. Elsewhere nobody sees that, so wait until it is gone.
+        """
+        self.await_dropped()
+        self._leaving = pid
         self._order(DROP, pid)
-        self._await("dropped")
-        self._kept.discard(pid)
+        if not self.shares_memory:
+            self.await_dropped()
+
+    def await_dropped(self) -> None:
+        """Wait until the copy that was dropped last is gone, and its memory free."""
+        if self._leaving:
+            self._await("dropped")
+            self._kept.discard(self._leaving)
+            self._leaving = 0
 
     def advance(self, generation: str, chain: Sequence[str]) -> bool:
         """Freeze the layers of `chain` and begin another generation, unless nothing has changed. Return whether it was begun."""

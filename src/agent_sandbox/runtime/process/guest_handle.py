@@ -18,7 +18,8 @@ from agent_sandbox.errors import LaunchFailed, Overtaken, RuntimeUnavailable
 from agent_sandbox.kernel import cgroups, ids, mount_plan, wire
 from agent_sandbox.kernel.wire import GO, HERE, JAVASCRIPT, MAPPED, ORDER, PYTHON, SCRIPTS, SIGNAL
 from agent_sandbox.policy.model import Guarantee
-from agent_sandbox.runtime.base import Argv, Completed, Exit, ExitReason, Hosted, JavaScriptCode, Launch, PythonCode, Script, Usage
+from agent_sandbox.runtime.base import Argv, Completed, Exit, ExitReason, JavaScriptCode, Launch, PythonCode, Script, Usage
+from agent_sandbox.runtime.process.guest_request import SCRATCH, counted, request_for, watched
 from agent_sandbox.runtime.process.pump import GuestReport, Poller, Reply, Sink, Source, exit_of, make_pipes, parsed
 from agent_sandbox.runtime.process.zygote import GuestLine, Zygote
 
@@ -36,62 +37,10 @@ else:
     from agent_sandbox._fast import sockets as socket
 
 
-SCRATCH = ("/tmp", "/run")  # writable in every view: private to the run
-DEVICES = ("/dev", "/dev/shm")  # writable and private, too; always at the top of the view, even if the program's root is a subdirectory
 READY_SECONDS = 60.0  # a guard against a host that hangs. A guest is ready in milliseconds, but heavy load must not make runs fail
 TICK = 0.05  # seconds between two checks of a cgroup's processor time, and between two calls of `on_tick`
 MOMENT = 0.005  # seconds after which init is told to watch the time of a turn
 GRACE_SECONDS = 5.0  # seconds after the deadline within which init must end the run; after that we end it
-
-
-def request_for(launch: Launch, inner_root: str = "") -> dict[str, Any]:
-    """Return the request to init. With `inner_root`, the program runs inside a process of ours and sees this directory as its root."""
-    limits = launch.limits
-    native = not isinstance(launch.program, Hosted)
-    return {
-        "plan": mount_plan.encode(launch.root),
-        "cpu_seconds": limits.cpu_seconds,
-        "memory_bytes": limits.memory_bytes,
-        "processes": None if limits.processes is None else limits.processes + 1,  # init is one of them, and not the guest's
-        "open_files": limits.open_files,
-        "sized": not isinstance(launch.root.layers, mount_plan.OnDisk),
-        "in_memory": isinstance(launch.root.layers, mount_plan.ThrowAway),
-        "file_bytes": max((value for value in (limits.disk_bytes, limits.memory_bytes) if value is not None), default=None),
-        "may_fork": launch.processes,
-        "may_exec": launch.processes or native,
-        "system": launch.system,
-        "python": not native,
-        "readable": launch.writable,  # whether the written files will be read back
-        "farewell": bool(inner_root),  # our process outlives the program inside, and reports its end
-        "observe": launch.observe,
-        "network": launch.network,
-        "inward": launch.inward,
-        "checkpoints": launch.checkpoints,
-        "scratch": None if launch.writable else [*(inner_root + path for path in SCRATCH), *DEVICES],
-        "tmp": f"{inner_root}/tmp",
-        "executables": None if launch.processes or not native else list(launch.executables),
-        "terminal": (launch.terminal.rows, launch.terminal.columns) if launch.terminal else None,
-    }
-
-
-def counted(launch: Launch) -> dict[str, Any]:
-    """Return the settings for fuel and determinism that are sent to the guest with the code."""
-    return {
-        "fuel": launch.limits.fuel,
-        "seed": launch.deterministic,
-        "memory": launch.limits.memory_bytes,
-        "watch": launch.watch_inputs,
-    }
-
-
-def watched(launch: Launch) -> tuple[str, int] | None:
-    """Return the path of the layers that the keeper must measure, and their size limit; None if there are none.
-
-    Only layers in a directory on disk are measured. Other layers are in a filesystem whose size is the limit.
-    """
-    if isinstance(launch.root.layers, mount_plan.OnDisk) and launch.limits.disk_bytes is not None:
-        return launch.root.layers.path, launch.limits.disk_bytes
-    return None
 
 
 class ProcessGuest:
@@ -182,6 +131,7 @@ class ProcessGuest:
             keeper=self._keeper.pid,
             unique=str(self._line.number),
             hierarchies=self._keeper.hierarchies,
+            ahead=self._keeper.makes_ahead(self._line.number),
         )
         if Guarantee.MEMORY_HARD in self.launch.requires and "memory" not in self._cgroup.enforces:
             why = self._cgroup.missing.get("memory", "no limit was given")
@@ -189,12 +139,15 @@ class ProcessGuest:
 
     @property
     def waiting(self) -> bool:
-        """Whether the guest lives and waits for its program or turn. If its control socket is readable, it has ended."""
+        """Whether the guest lives and waits for its program or turn. If its control socket is readable, it has ended, or a state has."""
         if self._control.fileno() < 0:  # closed
             return False
         poller = select.poll()
         poller.register(self._control, select.POLLIN)
-        return not poller.poll(0)
+        while poller.poll(0):
+            if self.checkpoints is None or not self._take_message() or "exit" in self._messages:
+                return False
+        return True
 
     def begin(self, launch: Launch) -> None:
         """Start the clock and send the program. `launch` must have the view and limits that the guest was made with, except wall time."""
@@ -312,6 +265,8 @@ class ProcessGuest:
                 message.update(file=JAVASCRIPT, source=source, arguments=list(arguments), **counted(self.launch))
             case _:
                 assert_never(program)
+        if self.launch.outer is not None:
+            message.update(files=self.launch.outer.files, kept=self.launch.outer.agent)
         if (talk := self.launch.talk) is not None:
             message["talk"] = dict(talk.offer)
         wire.send(self._payload, message)
@@ -529,6 +484,12 @@ class ProcessGuest:
             return os.read(self._full, 1) == b"f"
         except OSError:  # the keeper has sent nothing
             return False
+
+    @property
+    def memory_kills(self) -> int:
+        """How many processes the kernel has killed so far because the memory limit was reached; 0 without a cgroup."""
+        used = self._cgroup.usage()
+        return used.oom_kills if "memory" in used.hit else 0
 
     def settle(self) -> None:
         """Kill the guest if it runs, and wait until all its processes have ended. Its layers can still be read."""

@@ -21,7 +21,8 @@ from agent_sandbox.errors import SandboxError
 from agent_sandbox.kernel.mount_plan import Copies, ThrowAway
 from agent_sandbox.policy.model import Guarantee
 from agent_sandbox.runtime.base import DEVNULL, Argv, Hosted, Launch, PythonCode
-from agent_sandbox.runtime.process.guest_handle import ProcessGuest, request_for
+from agent_sandbox.runtime.process.guest_handle import ProcessGuest
+from agent_sandbox.runtime.process.guest_request import request_for
 
 IDLE_SECONDS = 30.0  # a shelf that no run has used for this time is cleared
 CALM_SECONDS = 2.0  # a shelf that was not empty for this time wants one guest fewer
@@ -203,10 +204,11 @@ def kind_of(launch: Launch) -> tuple[bytes, bytes] | None:
 
     These launches have no kind: with a terminal, whose size belongs to the run; with stored layers, which one run at a time locks; with
     copies of files, which are made at the start of the run; and with an observer or checkpoints, which must be there from the beginning.
+    Nor has one with an outer program, which its runtime makes beforehand if it can.
     """
     if launch.terminal is not None or launch.observe or launch.checkpoints or not isinstance(launch.root.layers, ThrowAway):
         return None
-    if any(type(step) is Copies for step in launch.root.steps):
+    if launch.outer is not None or any(type(step) is Copies for step in launch.root.steps):
         return None
     request = request_for(launch)
     plan: bytes = request.pop("plan")  # equal plans give the same object, so it is hashed once

@@ -144,6 +144,6 @@ def _support(name: str, seen: dict[str, str]) -> Support:
         missing[Guarantee.MEMORY_HARD.value] = reasons.get("memory", "there is no control group for it")
     if Guarantee.PROGRAMS_CONFINED not in given:
         missing.setdefault(Guarantee.PROGRAMS_CONFINED.value, "it needs a kernel with Landlock, of version 2 or later, switched on")
-    for guarantee in (Guarantee.SEPARATE_KERNEL, Guarantee.DETERMINISTIC, Guarantee.FUEL_LIMITED):
+    for guarantee in (Guarantee.SEPARATE_KERNEL, Guarantee.USER_SPACE_KERNEL, Guarantee.DETERMINISTIC, Guarantee.FUEL_LIMITED):
         missing[guarantee.value] = "no process on a shared kernel can have it"
     return Support(name, frozenset(given), missing)

@@ -40,6 +40,7 @@ GUARANTEES = frozenset(
     }
 )
 
+NO_IMAGES = "shows the files of this machine, and an image is named"
 TRAITS = Traits("process", 20, frozenset({"python", "javascript", "ruby", "bash", COMMAND}), GUARANTEES)
 
 
@@ -107,8 +108,8 @@ class ProcessRuntime:
         return ""
 
     def objection(self, demands: Demands) -> str:
-        """Return "": every kind of launch is supported."""
-        return ""
+        """Return the reason against an image, which another runtime runs; "" for every other kind of launch."""
+        return NO_IMAGES if demands.image else ""
 
     @property
     def identity(self) -> dict[str, str]:
@@ -120,10 +121,12 @@ class ProcessRuntime:
     def launch(self, launch: Launch) -> ProcessGuest:
         """Start a run. Every required guarantee is in force when this returns, or nothing has run."""
         name = self.traits.name
-        missing = launch.requires - GUARANTEES
+        missing = launch.requires - self.traits.guarantees
         if missing:
             names = tuple(sorted(guarantee.value for guarantee in missing))
-            raise RuntimeUnavailable(f"the {name} runtime cannot give: {', '.join(names)}", missing=names, hint="see: agent-sandbox doctor")
+            other = 'use runtime "microvm", or "auto"; ' if Guarantee.SEPARATE_KERNEL in missing else ""
+            hint = f"{other}see: agent-sandbox doctor"
+            raise RuntimeUnavailable(f"the {name} runtime cannot give: {', '.join(names)}", missing=names, hint=hint)
         if launch.system and os.geteuid() != 0:
             raise RuntimeUnavailable(
                 "the system profile needs root", missing=("system-profile",), hint="run it as root, or without --system"

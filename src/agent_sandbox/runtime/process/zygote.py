@@ -20,7 +20,8 @@ from agent_sandbox._fast.functions import cached_property
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.errors import LaunchFailed, PolicyError, RuntimeUnavailable, SandboxError
 from agent_sandbox.kernel import wire
-from agent_sandbox.kernel.wire import DONE, REST, STAGE, START, WATCH
+from agent_sandbox.kernel.mount_plan import InImage
+from agent_sandbox.kernel.wire import DONE, MOUNT, REST, STAGE, START, WATCH
 from agent_sandbox.runtime.process.mask_shelf import MaskShelf
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from agent_sandbox.kernel.cgroups import Hierarchy
+    from agent_sandbox.kernel.mount_plan import Layers
 else:
     from agent_sandbox._fast import sockets as socket
 
@@ -38,6 +40,7 @@ _PROGRAM = "agent_sandbox.runtime.process.zygote_program"
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from {} import main; main()"
 _PACKAGE_ROOT = os.path.abspath(__file__).removesuffix("/agent_sandbox/runtime/process/zygote.py")
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC  # the inode of this namespace, the same on every machine (PROC_PID_INIT_INO)
+UNUSABLE = ("compiled-module",)  # missing, if a zygote finds the files of its runtime damaged
 _START_SECONDS = 60.0  # importing pandas from a cold disk takes a while
 
 
@@ -69,7 +72,8 @@ class Zygote:
             theirs.close()
             os.close(me)
         self._lock = _thread.allocate_lock()
-        self._numbers = itertools.count(1)
+        self._numbers = itertools.count(wire.FIRST_RUN)
+        self._ahead = words is None
         self._open: set[int] = set()
         self._failure: SandboxError | None = None  # why the zygote never came up, for all threads that wait for it
         self.came_up = self._closing = False
@@ -113,6 +117,16 @@ class Zygote:
                 theirs.close()
         self._open.add(number)
         return line
+
+    def makes_ahead(self, number: int) -> bool:
+        """Return whether the keeper makes the init and the cgroup of this run before it is ordered."""
+        return self._ahead and number == wire.FIRST_RUN
+
+    def expect(self, layers: Layers) -> None:
+        """Tell the init that was made ahead which layers the first run will have. It mounts them while the rest of the view is planned."""
+        if self._ahead and isinstance(layers, InImage):
+            with suppress(OSError):  # the run mounts them then
+                self._link.send(marshal.dumps((MOUNT, wire.FIRST_RUN, layers.device, layers.backing)))
 
     def watch(self, number: int, layers: str, limit: int) -> int:
         """Make the keeper measure the layers of a run, and end the run if they exceed `limit` bytes.
@@ -161,7 +175,7 @@ class Zygote:
                 self._failure = PolicyError(f"cannot {answer}", hint=hint)
             if answer.startswith("unusable "):
                 why = f"the runtime's own files cannot be used: {answer.partition(' ')[2]}"
-                self._failure = RuntimeUnavailable(why, missing=("compiled-module",), hint="run: agent-sandbox setup")
+                self._failure = RuntimeUnavailable(why, missing=UNUSABLE, hint="run: agent-sandbox setup")
             raise self._failure
         self._link.settimeout(None)
         self.came_up = True
@@ -245,6 +259,12 @@ def forked() -> Zygote:
     return _ready.pop() if _ready else Zygote(None)
 
 
+def end_ready() -> None:
+    """End what was forked ahead, for a process that will not need it."""
+    while _ready:
+        _ready.pop().close()
+
+
 def argv_for(program: str, *words: str) -> list[str]:
     """Return a command that runs `main` of one of our modules. Its arguments are the directory of our package, then `words`.
 
@@ -294,7 +314,7 @@ def _fork(link: socket.socket, supervisor: int) -> int:
         from agent_sandbox.runtime.guest import native
 
         seccomp.compile_filter(processes=True, execute=True, system=False)
-        keeper.serve(link, supervisor, native.run)
+        keeper.serve(link, supervisor, native.run, ahead=True)
     finally:
         os._exit(0)
 

@@ -103,7 +103,7 @@ class Ending:
         used = resource.getrusage(resource.RUSAGE_SELF)
         status = -code if code < 0 else (code & 0xFF) << 8
         with suppress(OSError):  # the reader has gone
-            os.write(FAREWELL_FD, FAREWELL.pack(status, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024, self._fuel()))
+            os.write(FAREWELL_FD, FAREWELL.pack(status, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024, self._fuel(), 0))
         if code < 0:
             os.kill(os.getpid(), -code)
         os._exit(code & 0xFF)

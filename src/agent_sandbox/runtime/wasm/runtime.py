@@ -256,6 +256,7 @@ def missing_means(demands: Demands) -> str:
         (demands.observe, "observer"),
         (demands.inward, "server that a published port could lead to"),
         (demands.checkpoints, "state that can be kept in a timeline"),
+        (demands.image, "place for the files of an image"),
     ):
         if wanted:
             return f"it has no {name}"
