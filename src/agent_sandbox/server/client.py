@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import select
+import signal
 import socket
 import subprocess
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from agent_sandbox._fast.values import dataclass
 from agent_sandbox.errors import PolicyError, SandboxError
+from agent_sandbox.kernel import wire
 from agent_sandbox.runtime.process.zygote import argv_for
-from agent_sandbox.server import messages
+from agent_sandbox.server import background, messages
 from agent_sandbox.server.messages import BrokenMessage, Message
 from agent_sandbox.server.places import FORK, LOG, Place, Places
 from agent_sandbox.server.timeline_sandbox import SessionRequest
@@ -25,18 +29,32 @@ _LOG_BYTES = 1 << 16
 class HolderLink:
     """A connection to a holder."""
 
-    def __init__(self, link: socket.socket, place: Place) -> None:
+    def __init__(self, link: socket.socket, place: Place, what: str = "session") -> None:
         self._link = link
-        self._place = place
+        self._place, self._what = place, what
         self._waits = False  # whether a request was sent and not answered yet
         self._interrupts = 0  # that could not be passed on yet
+        self._outbox: deque[Message] = deque()
+        self._posting = False
 
     def close(self) -> None:
         """Close the connection. A turn that is under way is interrupted."""
         self._link.close()
 
-    def ask(self, request: Message, on_output: Callable[[str, bytes], None] | None = None) -> Message:
-        """Ask something and return the answer. `on_output` receives the output of a turn. Raises `SandboxError`."""
+    def ask(
+        self,
+        request: Message,
+        on_output: Callable[[str, bytes], None] | None = None,
+        *,
+        seconds: float | None = None,
+        keys: int | None = None,
+    ) -> Message:
+        """Ask something and return the answer. `on_output` receives the output of a turn. Raises `SandboxError`.
+
+        With `seconds`, the holder is given up if it says nothing for so long. What can be read from the descriptor `keys` meanwhile is
+        typed on the terminal of the program.
+        """
+        self._link.settimeout(seconds)
         with self._explained():
             messages.send(self._link, request)
         self._waits = True
@@ -45,6 +63,9 @@ class HolderLink:
         try:
             while True:
                 with self._explained():
+                    while keys is not None and not self._answers(keys):
+                        if not self._pass_keys(keys):
+                            keys = None
                     answer = messages.receive(self._link)
                     if answer is None:
                         raise BrokenMessage("it has ended")
@@ -59,13 +80,52 @@ class HolderLink:
         finally:
             self._waits = False
 
-    def interrupt(self) -> None:
-        """Interrupt the turn that is asked for. For a handler of signals: it may come while the answer is awaited or passed on."""
+    def interrupt(self, number: int = signal.SIGINT) -> None:
+        """Interrupt what is asked for. For a handler of signals: it may come while the answer is awaited or passed on."""
         if not self._waits:
             self._interrupts += 1
             return
-        with suppress(OSError):  # the answer says that the holder has gone
-            messages.send(self._link, {"interrupt": True})
+        self._post({"interrupt": int(number)})
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Say that the terminal has another size. For a handler of signals, too."""
+        if self._waits:
+            self._post({"size": [rows, columns]})
+
+    def _post(self, message: Message) -> None:
+        """Send a message without an answer. A handler of signals may call this while this very method sends another one."""
+        self._outbox.append(message)
+        if self._posting:
+            return
+        self._posting = True
+        try:
+            while self._outbox:
+                messages.send(self._link, self._outbox.popleft())
+        except OSError:  # the answer says that the holder has gone
+            self._outbox.clear()
+        finally:
+            self._posting = False
+
+    def _answers(self, keys: int) -> bool:
+        """Wait until the holder says something, or something was typed. Return whether the holder did."""
+        return self._link.fileno() in select.select([self._link.fileno(), keys], [], [])[0]
+
+    def _pass_keys(self, keys: int) -> bool:
+        """Pass on what was typed. Return whether more may come: if the terminal has gone, the program is told."""
+        try:
+            typed = os.read(keys, 4096)
+        except OSError:
+            typed = b""
+        self._post({"typed": messages.packed(typed)} if typed else {"interrupt": int(signal.SIGHUP)})
+        return bool(typed)
+
+    def has_gone(self, seconds: float) -> bool:
+        """Wait so long, and return whether the holder has closed the connection. Only while nothing is asked."""
+        ready = select.select([self._link.fileno()], [], [], seconds)[0]
+        try:
+            return bool(ready) and not self._link.recv(1, socket.MSG_PEEK)
+        except OSError:
+            return True
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -73,7 +133,7 @@ class HolderLink:
             yield
         except (OSError, BrokenMessage) as error:
             why = _last_line(os.path.join(self._place.path, LOG)) or str(error)
-            raise SandboxError(f"the process that holds the session has gone: {why}", hint="begin another session") from error
+            raise SandboxError(f"the process that holds the {self._what} has gone: {why}", hint=f"begin another {self._what}") from error
 
 
 @dataclass(frozen=True)
@@ -97,28 +157,30 @@ def start(places: Places, asked: SessionRequest, idle_seconds: float, env: Mappi
     agent's.
     """
     place, lock = places.make()
+    owner = background.owner()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     kept = {name: value for name, value in env.items() if name not in _DROPPED}
     surroundings = {**kept, **{name: os.path.abspath(env[name]) for name in _CHOSEN if env.get(name)}}
     try:
         with open(os.open(os.path.join(place.path, LOG), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "wb") as log:
-            subprocess.Popen(
-                argv_for(_PROGRAM, place.path, str(idle_seconds), str(theirs.fileno()), str(lock)),
+            process = subprocess.Popen(
+                argv_for(_PROGRAM, place.path, str(idle_seconds), str(theirs.fileno()), str(lock), str(-1 if owner is None else owner)),
                 cwd="/",
                 env=surroundings,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=log,
-                pass_fds=(theirs.fileno(), lock),
+                pass_fds=(theirs.fileno(), lock, *(() if owner is None else (owner,))),
                 start_new_session=True,
             )
+            background.entrust(process.pid)
     except OSError as error:
         ours.close()
         place.remove()
         raise SandboxError(f"the process that would hold the session cannot be started: {error.strerror}") from error
     finally:
         theirs.close()
-        os.close(lock)
+        wire.close_all((lock, *(() if owner is None else (owner,))))
     link = HolderLink(ours, place)
     try:
         link.ask({"do": "open", "session": asked.message()})
@@ -129,18 +191,19 @@ def start(places: Places, asked: SessionRequest, idle_seconds: float, env: Mappi
 
 
 @contextmanager
-def opened(place: Place) -> Iterator[HolderLink]:
+def opened(place: Place, what: str = "session") -> Iterator[HolderLink]:
     """Connect to a holder for the length of a block. Raises `SandboxError` if it has ended."""
     try:
         link = place.connect()
     except OSError as error:
-        raise SandboxError(f"the session {place.id} has ended", hint="see: agent-sandbox timeline --all") from error
+        see = "timeline --all" if what == "session" else "ps --all"
+        raise SandboxError(f"the {what} {place.id} has ended", hint=f"see: agent-sandbox {see}") from error
     with link:
         try:
             messages.check_peer(link)
         except OSError as error:
             raise SandboxError(f"the socket of {place.id} is not ours: {error}") from error
-        yield HolderLink(link, place)
+        yield HolderLink(link, place, what)
 
 
 def sessions(places: Places) -> tuple[FoundSession, ...]:

@@ -2,7 +2,9 @@
 
 One process with one thread, which forks: a worker has what the daemon has loaded. Each connection is one command line. The daemon does not
 read the request: it hands the connection to a worker, and from then on only watches it. A byte is a signal for the worker. The end of the
-connection means that the client was killed, and the worker is, too. When the worker ends, the client gets its exit code.
+connection means that the client was killed, and the worker is, too. When the worker ends, the client gets its exit code; or sooner, if the
+worker goes on as the process that holds a detached sandbox. Such workers, and holders that workers started, are owned by the daemon: they
+end with it.
 
 No more than `most` command lines are performed at once, and none is begun while memory is short and others are under way. The rest waits in
 the order in which it came; beyond `waiting` of them, new ones are refused. How many workers are ready follows their use.
@@ -10,39 +12,39 @@ the order in which it came; beyond `waiting` of them, new ones are refused. How 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
+import resource
 import select
 import signal
 import socket
-import stat
-import struct
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from agent_sandbox.cli.errand import ENDED, PLACE, REFUSED, SOCKET, TAKEN
-from agent_sandbox.errors import Busy, WorkspaceError
 from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.kernel import wire
-from agent_sandbox.server import front, worker
+from agent_sandbox.server import background, front, units, worker
+from agent_sandbox.server.admission import memory_is_short
+from agent_sandbox.server.circumstances import Circumstances, is_in, own_circumstances
+from agent_sandbox.server.daemon_place import HTTP_SOCKET, STATE_SOCKET, Counts, listening, locked
+from agent_sandbox.server.event_log import silent
 from agent_sandbox.server.front import HttpDoor
 
-LOCK, STATE_SOCKET, HTTP_SOCKET = "lock", "state", "http"
 CORES = len(os.sched_getaffinity(0))
 MOST, WAITING = 8 * CORES, 1000
 SPARE, MOST_SPARE = 1, 2 * CORES
 CALM_SECONDS = 60.0  # without a command line, one ready worker less
-QUIET_SECONDS = 0.02  # without anything to do, before workers are made for the next ones
+LONG_SECONDS = 0.1  # of a command line under way, after which the worker for the next one is made beside it, and not when it has ended
 LEAST_SECONDS = 5.0  # that the process of the HTTP interface has to last to be started again
+FRONT_SECONDS = 2.0  # for that process to end when it is asked to
+TAKING_SECONDS = 20.0  # for a worker to take a command line; one that is stopped never does, and its client performs it itself
 ENDING_SECONDS = 10.0  # for command lines under way when the daemon is asked to stop
-SHORT_MEMORY = 256 << 20  # bytes: with less, nothing new is begun while others are under way
-_ANSWER_SECONDS = 10.0
-_CREDENTIALS = struct.Struct("3i")
+MOST_SILENT = 64  # connections that have not said yet what they want; the oldest of more is closed
+HELD_SECONDS = 30.0  # the same for sandboxes in the background: more than their programs have before they are killed
 
 
 @dataclass(eq=False)
@@ -53,23 +55,11 @@ class Worker:
     ended: int  # a pidfd
     link: socket.socket
     client: socket.socket | None = None
+    given: float = 0.0  # when it got its client, by the monotonic clock
     taken: bool = False  # it has become the client's
+    performed: bool = False  # its client was told how it ended
     abandoned: bool = False  # its client was killed
-
-
-@dataclass
-class Counts:
-    """Counts of a daemon: command lines since it began, and those of now. `state_of` returns those of a daemon that runs."""
-
-    pid: int = field(default_factory=os.getpid)
-    began: float = field(default_factory=time.time)
-    performed: int = 0  # command lines that have ended
-    refused: int = 0  # there were too many
-    handed_back: int = 0  # the client had to perform it itself
-    lost: int = 0  # ended with their client, which was killed
-    performing: int = 0
-    waiting: int = 0
-    ready: int = 0  # workers that wait for a command line
+    holds: bool = False  # its client was answered, and it goes on with a detached sandbox
 
 
 class Daemon:
@@ -84,22 +74,30 @@ class Daemon:
         http: bool = False,
         doors: Sequence[HttpDoor] = (),
         say: Callable[[str], None] = lambda text: None,
+        log: Callable[..., None] = silent,
     ) -> None:
         """Begin to listen. With `http`, also for HTTP on a socket in the same place, and on those of `doors`."""
         self.counts = Counts()
-        self._most, self._longest, self._say = most, waiting, say
+        # A client that waits has one descriptor, a worker three. All of them fit, so that there is always one for who comes next.
+        self._most, self._longest, self._say = most, min(waiting, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2), say
+        self._log = log
         self._place = Path(state, PLACE)
-        self._lock = _locked(self._place)
-        self._listener, self._teller = _listening(self._place, SOCKET), _listening(self._place, STATE_SOCKET)
-        self._doors = [HttpDoor(_listening(self._place, HTTP_SOCKET, blocking=True)), *doors] if http else []
+        self._lock = locked(self._place)
+        self._listener, self._teller = listening(self._place, SOCKET), listening(self._place, STATE_SOCKET)
+        self._doors = [HttpDoor(listening(self._place, HTTP_SOCKET, blocking=True)), *doors] if http else []
         self._state = state
         self._front: tuple[int, int, float] | None = None  # pid, pidfd, and when it began
         self._poll = select.poll()
         self._ready: list[Worker] = []
         self._busy: dict[int, Worker] = {}  # by the pidfd, and by the client's descriptor
-        self._queue: deque[socket.socket] = deque()
+        self._silent: dict[int, socket.socket] = {}  # clients that have not sent their request yet, by descriptor
+        self._owned: set[int] = set()  # holders that are no workers, by their pidfds
+        self._queue: dict[int, socket.socket] = {}  # those that wait for a worker, in their order
         self._spare = SPARE
         self._used = time.monotonic()
+        self._circumstances: Circumstances = ()  # those of the workers that are ready
+        self._directory = b""  # where the last program was run: new workers rehearse there
+        self._just_ended = False  # a command line, since the last look
         self._stopping = False
 
     def serve(self) -> None:
@@ -130,14 +128,24 @@ class Daemon:
                         self._replace_front()
                     else:
                         self._attend(descriptor)
+                if self._just_ended:
+                    self._keep_spare(1)
+                self._just_ended = False
+                self._end_stuck()
                 self._calm_down()
         finally:
             self._end()
 
     def _patience(self) -> float | None:
-        """How long to wait for something to happen, in milliseconds. New workers are made in a quiet moment, not beside what is urgent."""
+        """How long to wait for something to happen, in milliseconds.
+
+        Workers for the next command lines are made when one has ended, because its caller needs longer to come back than a worker to be
+        ready; beside one that lasts, some time after it has begun. Made at once, they would take a processor from it.
+        """
         if len(self._ready) < self._spare:
-            return QUIET_SECONDS * 1000
+            return LONG_SECONDS * 1000
+        if any(not one.taken for one in self._performing):
+            return TAKING_SECONDS * 1000
         return None if self._spare == SPARE else CALM_SECONDS * 1000
 
     def _stop(self, *_: object) -> None:
@@ -151,16 +159,25 @@ class Daemon:
         except OSError:  # it has gone, or we have no descriptors left: it waits in the kernel's queue
             return
         client.setblocking(False)
-        if not _same_circumstances(client):
+        if not is_in(self._circumstances, client):
             client.close()  # the client performs it itself
             self.counts.handed_back += 1
+            self._log("handed back", why="other circumstances")
         elif len(self._queue) >= self._longest:
             _tell(client, REFUSED)
             client.close()
             self.counts.refused += 1
-        else:
-            self._queue.append(client)
-            self._assign()
+            self._log("refused", waiting=len(self._queue))
+        else:  # it gets a worker when it has said something: one that only connects keeps nobody else waiting
+            if len(self._silent) >= MOST_SILENT:
+                self._leave(self._silent, next(iter(self._silent))).close()
+            self._silent[client.fileno()] = client
+            self._poll.register(client, select.POLLIN)
+
+    def _leave(self, crowd: dict[int, socket.socket], descriptor: int) -> socket.socket:
+        """Take a client out of those that are silent or wait."""
+        self._poll.unregister(descriptor)
+        return crowd.pop(descriptor)
 
     def _tell_state(self) -> None:
         """Answer one who asks for the state. Only this user can reach the socket."""
@@ -168,27 +185,28 @@ class Daemon:
             asker, _ = self._teller.accept()
         except OSError:
             return
-        now = replace(self.counts, performing=len(self._performing), waiting=len(self._queue), ready=len(self._ready))
+        performing, ready = len(self._performing), len(self._ready)
+        now = replace(self.counts, performing=performing, waiting=len(self._queue), ready=ready, held=len(self._held) + len(self._owned))
         with asker:
             asker.setblocking(False)
             _tell(asker, json.dumps(asdict(now)).encode())
 
     def _assign(self) -> None:
         """Give waiting command lines to workers, as many as may be performed now."""
-        while self._queue and len(self._performing) < self._most and not (self._performing and _memory_is_short()):
-            client = self._queue.popleft()
+        while self._queue and len(self._performing) < self._most and not (self._performing and memory_is_short()):
+            descriptor, client = next(iter(self._queue.items()))
             if not self._ready:
                 self._spare = min(self._spare + 1, MOST_SPARE)
                 self._ready.append(self._new_worker())
             one = self._ready.pop(0)
             self._used = time.monotonic()
             try:
-                socket.send_fds(one.link, [b"c"], [client.fileno()])
+                socket.send_fds(one.link, [worker.PERFORM], [client.fileno()])
             except OSError:  # killed while it waited
-                self._queue.appendleft(client)
                 self._forget(one)
                 continue
-            one.client = client
+            self._leave(self._queue, descriptor)
+            one.client, one.given = client, self._used
             self._busy[one.ended] = one
             self._poll.register(one.ended, select.POLLIN)
             self._busy[one.link.fileno()] = one
@@ -196,28 +214,86 @@ class Daemon:
 
     @property
     def _performing(self) -> list[Worker]:
-        return [one for descriptor, one in self._busy.items() if descriptor == one.ended]
+        return [one for descriptor, one in self._busy.items() if descriptor == one.ended and not one.holds]
+
+    @property
+    def _held(self) -> list[Worker]:
+        return [one for descriptor, one in self._busy.items() if descriptor == one.ended and one.holds]
 
     def _attend(self, descriptor: int) -> None:
         """Look what a worker or its client says."""
+        if descriptor in self._silent:
+            self._queue[descriptor] = self._leave(self._silent, descriptor)
+            self._poll.register(descriptor, select.POLLRDHUP)
+            self._assign()
+            return
+        if descriptor in self._queue:  # it has gone; its streams, which came with the request, must not stay open
+            self._leave(self._queue, descriptor).close()
+            return
+        if descriptor in self._owned:
+            self._disown(descriptor)
+            return
         one = self._busy.get(descriptor)
-        if one is None or one.client is None:
+        if one is None:
             return
         if descriptor == one.ended:
             self._finish(one)
-        elif descriptor == one.link.fileno():  # it has read the request, or has ended
-            try:
-                said = one.link.recv(1)
-            except BlockingIOError:  # the event was that of an earlier descriptor with this number
-                return
-            if said == TAKEN:
-                one.taken = True
-                self._busy[one.client.fileno()] = one
-                self._poll.register(one.client, select.POLLIN)
-            self._poll.unregister(one.link)
-            del self._busy[descriptor]
-        else:
+        elif descriptor == one.link.fileno():
+            self._hear(one)
+        elif one.client is not None:
             self._heed(one, one.client)
+
+    def _hear(self, one: Worker) -> bool:
+        """Hear a worker: it has read its request, has started a holder, goes on as one, or is done. Return whether it said anything."""
+        try:
+            said, descriptors = wire.receive_descriptors(one.link, worker.LONGEST_MESSAGE)
+        except BlockingIOError:  # the event was that of an earlier descriptor with this number
+            return False
+        except OSError:
+            said, descriptors = b"", []
+        for process in descriptors:
+            self._owned.add(process)
+            self._poll.register(process, select.POLLIN)
+        if said == TAKEN and one.client is not None:
+            one.taken = True
+            self._busy[one.client.fileno()] = one
+            self._poll.register(one.client, select.POLLIN)
+        elif said[:1] == background.HELD and one.client is not None and not one.abandoned:
+            one.holds = True
+            self._perform(one, said[1], holds=True)
+            self._assign()
+        elif said[:1] == ENDED and one.client is not None and not one.abandoned:
+            self._directory = said[2:] or self._directory
+            self._perform(one, said[1])  # its process has nothing more to do than to end, which takes some milliseconds
+        elif not said:
+            self._poll.unregister(one.link)
+            del self._busy[one.link.fileno()]
+        return bool(said)
+
+    def _perform(self, one: Worker, code: int, **facts: object) -> None:
+        """Note that a command line was performed, and tell its client."""
+        one.performed = self._just_ended = True
+        self.counts.performed += 1
+        self._answer(one, ENDED + bytes([code]))
+        self._log("performed", worker=one.pid, exit=code, seconds=round(time.monotonic() - one.given, 3), **facts)
+
+    def _answer(self, one: Worker, what: bytes) -> None:
+        """Tell the client of a worker something, and take leave of it."""
+        if one.client is None:
+            return
+        if what:
+            _tell(one.client, what)
+        if self._busy.pop(one.client.fileno(), None):
+            self._poll.unregister(one.client)
+        one.client.close()
+        one.client = None
+
+    def _disown(self, process: int) -> None:
+        """Forget a holder that has ended."""
+        self._owned.discard(process)
+        self._poll.unregister(process)
+        os.close(process)
+        self.counts.held_ended += 1
 
     def _heed(self, one: Worker, client: socket.socket) -> None:
         """Pass on a signal. A client that has gone was killed: so is what it started."""
@@ -240,18 +316,22 @@ class Daemon:
     def _finish(self, one: Worker) -> None:
         """Tell the client how its command line ended."""
         _, status = os.waitpid(one.pid, 0)
-        if one.client is not None:
-            if one.taken:
-                self.counts.performed += not one.abandoned
-                code = os.waitstatus_to_exitcode(status)
-                _tell(one.client, ENDED + bytes([code if code >= 0 else 128 - code]))
-            else:
-                self.counts.handed_back += 1
-            if self._busy.pop(one.client.fileno(), None):
-                self._poll.unregister(one.client)
-            one.client.close()
+        while one.link.fileno() in self._busy and self._hear(one):  # what it said last
+            continue
         if self._busy.pop(one.link.fileno(), None):
             self._poll.unregister(one.link)
+        code = os.waitstatus_to_exitcode(status)
+        if one.holds:
+            self.counts.held_ended += 1
+        elif one.abandoned:
+            self._log("lost", worker=one.pid, exit=code, seconds=round(time.monotonic() - one.given, 3))
+            self._answer(one, b"")
+        elif one.taken and not one.performed:  # something killed it
+            self._perform(one, code if code >= 0 else 128 - code)
+        elif not one.taken:
+            self.counts.handed_back += 1
+            self._log("handed back", why="not taken", worker=one.pid)
+            self._answer(one, b"")
         del self._busy[one.ended]
         self._poll.unregister(one.ended)
         one.link.close()
@@ -273,7 +353,7 @@ class Daemon:
                 signal.set_wakeup_fd(-1)
                 os.setsid()
                 wire.close_others([door.socket.fileno() for door in self._doors])
-                front.serve_doors(self._state, self._place, self._doors)
+                front.serve_doors(self._state, self._place, self._doors, self._log)
             finally:
                 os._exit(1)
         self._front = pid, os.pidfd_open(pid), time.monotonic()
@@ -286,6 +366,8 @@ class Daemon:
         self._front = None
         self._poll.unregister(process)
         os.kill(pid, signal.SIGTERM)
+        if not select.select([process], [], [], FRONT_SECONDS)[0]:  # it is stopped, or busy
+            os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         os.close(process)
 
@@ -293,6 +375,7 @@ class Daemon:
         """Start another one if it has ended. One that ends at once is given up: command lines go on."""
         began = self._front[2] if self._front is not None else 0.0
         self._end_front()
+        self._log("HTTP interface ended", seconds=round(time.monotonic() - began, 3))
         if time.monotonic() - began < LEAST_SECONDS:
             self._say("the process of the HTTP interface ended at once, and is not started again; command lines go on")
         else:
@@ -300,9 +383,19 @@ class Daemon:
 
     # -- workers
 
-    def _keep_spare(self) -> None:
-        while len(self._ready) < self._spare and not self._queue:
-            self._ready.append(self._new_worker())
+    def _keep_spare(self, most: int = MOST_SPARE) -> None:
+        """Make workers for the next command lines, and let each rehearse where the last program was run: the next one may be, too."""
+        wanted = min(self._spare, len(self._ready) + most)
+        while len(self._ready) < wanted and not self._queue:
+            self._ready.append(made := self._new_worker())
+            if self._directory:
+                _tell(made.link, worker.REHEARSE + self._directory)
+
+    def _end_stuck(self) -> None:
+        """End workers that do not take what they were given. Nothing of it has been performed."""
+        for one in self._performing:
+            if not one.taken and time.monotonic() - one.given > TAKING_SECONDS:
+                os.kill(one.pid, signal.SIGKILL)
 
     def _calm_down(self) -> None:
         """Keep fewer workers ready when nobody has needed them for a while."""
@@ -313,7 +406,12 @@ class Daemon:
                 self._forget(self._ready.pop())
 
     def _new_worker(self) -> Worker:
-        ours, theirs = socket.socketpair()
+        now = own_circumstances()
+        if now != self._circumstances:  # somebody has changed ours: workers that were forked before have others
+            self._circumstances = now
+            while self._ready:
+                self._forget(self._ready.pop())
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         pid = os.fork()
         if not pid:
@@ -322,163 +420,53 @@ class Daemon:
         return Worker(pid, os.pidfd_open(pid), ours)
 
     def _forget(self, one: Worker) -> None:
-        one.link.close()  # by which it ends
+        one.link.close()
+        os.kill(one.pid, signal.SIGKILL)  # it performs nothing, and may be stopped
         os.waitpid(one.pid, 0)
         os.close(one.ended)
 
     def _end(self) -> None:
         """Stop listening, let what is under way end, and end the rest."""
+        self._log("stopping", performing=len(self._performing), waiting=len(self._queue))
+        units.notify("STOPPING=1")
         self._listener.close()
         for name in (SOCKET, HTTP_SOCKET):
             (self._place / name).unlink(missing_ok=True)
-        for client in self._queue:
-            client.close()
-        self._queue.clear()
+        for crowd in (self._silent, self._queue):
+            for descriptor in list(crowd):
+                self._leave(crowd, descriptor).close()
         for one in self._ready:
             self._forget(one)
         self._ready.clear()
+        if held := len(self._held) + len(self._owned):
+            self._say(f"ending {held} sandboxes and sessions that go on in the background; what they changed is kept")
+        self._signal_held(signal.SIGTERM)  # they end in order: their programs are asked to end, their changes and ends recorded
         if under_way := len(self._performing):
             self._say(f"waiting up to {ENDING_SECONDS:.0f} s for {under_way} command lines that are under way")
         for number in (signal.SIGTERM, signal.SIGKILL, None):
-            until = time.monotonic() + ENDING_SECONDS
-            while self._performing and time.monotonic() < until:
-                for descriptor, _ in self._poll.poll(max(0, until - time.monotonic()) * 1000):
-                    self._attend(descriptor)
+            self._attend_until(time.monotonic() + ENDING_SECONDS, lambda: not self._performing)
             for one in self._performing:
                 if number is not None:
                     os.kill(one.pid, number)
+        self._attend_until(time.monotonic() + HELD_SECONDS, lambda: not (self._held or self._owned))
+        self._signal_held(signal.SIGKILL)
+        self._attend_until(time.monotonic() + ENDING_SECONDS, lambda: not (self._held or self._owned))
         self._end_front()
         self._teller.close()
         (self._place / STATE_SOCKET).unlink(missing_ok=True)
         os.close(self._lock)
 
+    def _attend_until(self, end: float, done: Callable[[], bool]) -> None:
+        while not done() and time.monotonic() < end:
+            for descriptor, _ in self._poll.poll(max(0, end - time.monotonic()) * 1000):
+                self._attend(descriptor)
 
-def state_of(state: str) -> Counts | None:
-    """Return what the daemon of a directory of state says of itself; None if none runs. Raises `WorkspaceError` if it does not answer."""
-    try:
-        with _connection(Path(state, PLACE), STATE_SOCKET) as link:
-            link.settimeout(_ANSWER_SECONDS)
-            told = b""
-            while part := link.recv(4096):
-                told += part
-            return Counts(**json.loads(told))
-    except (FileNotFoundError, ConnectionRefusedError):
-        return None
-    except (OSError, ValueError, TypeError) as error:
-        raise WorkspaceError(f"the daemon does not answer: {error}", hint="stop it with: agent-sandbox serve --stop") from error
-
-
-def stop(state: str) -> bool:
-    """End the daemon of a directory of state, and wait until it has ended. False if none runs. What it performs has some time to end."""
-    lock = Path(state, PLACE, LOCK)
-    try:
-        with open(lock) as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                return False  # nobody holds it
-            except BlockingIOError:
-                pass
-            process = os.pidfd_open(int(file.read()))
-            try:
-                signal.pidfd_send_signal(process, signal.SIGTERM)
-                fcntl.flock(file, fcntl.LOCK_SH)  # until it has ended
-            finally:
-                os.close(process)
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    except (OSError, ValueError) as error:
-        raise WorkspaceError(f"the daemon cannot be stopped: {error}", hint=f"look at {lock}") from error
-    return True
-
-
-def _locked(place: Path) -> int:
-    """Return the lock that tells a second daemon that there is one. The kernel gives it back with its holder."""
-    try:
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = place.lstat()
-        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-            raise WorkspaceError(f"{place} is not a directory of yours alone", hint=f"if it is yours: chmod 700 {place}")
-        lock = os.open(place / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            raise Busy("a daemon of this user runs already", hint="stop it with: agent-sandbox serve --stop") from None
-        os.ftruncate(lock, 0)
-        os.write(lock, f"{os.getpid()}\n".encode())
-        return lock
-    except OSError as error:
-        raise WorkspaceError(f"the daemon cannot use {place}: {error.strerror}", hint="look at that directory") from error
-
-
-def _listening(place: Path, name: str, *, blocking: bool = False) -> socket.socket:
-    """Return a socket that only this user can connect to. One that a killed daemon has left is replaced: we have its lock."""
-    try:
-        (place / name).unlink(missing_ok=True)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        directory = os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
-        try:
-            listener.bind(f"/proc/self/fd/{directory}/{name}")  # the path itself may be longer than an address can be
-        finally:
-            os.close(directory)
-        os.chmod(place / name, 0o600)
-        listener.listen(1024)
-        listener.setblocking(blocking)
-        return listener
-    except OSError as error:
-        raise WorkspaceError(f"the daemon cannot listen in {place}: {error.strerror}", hint="look at that directory") from error
-
-
-def _connection(place: Path, name: str) -> socket.socket:
-    directory = os.open(place, os.O_PATH | os.O_DIRECTORY)
-    link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        link.connect(f"/proc/self/fd/{directory}/{name}")
-    except BaseException:
-        link.close()
-        raise
-    finally:
-        os.close(directory)
-    return link
+    def _signal_held(self, number: int) -> None:
+        for process in (*(one.ended for one in self._held), *self._owned):
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(process, number)
 
 
 def _tell(client: socket.socket, what: bytes) -> None:
     with suppress(OSError):  # it has gone
         client.send(what)
-
-
-def _same_circumstances(client: socket.socket) -> bool:
-    """Whether a process of ours is to the machine what the client is: the same user, rights, namespaces, root, limits and priority.
-
-    Otherwise the daemon would lend a process what it has given up, or spare it what it was put under. Control groups are not compared: what
-    the daemon performs counts as the daemon's.
-    """
-    pid, uid, _ = _CREDENTIALS.unpack(client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    if uid != os.geteuid():
-        return False
-    try:
-        return _circumstances(str(pid)) == _circumstances("self")
-    except OSError:
-        return False
-
-
-def _circumstances(process: str) -> tuple[object, ...]:
-    spaces = [os.stat(f"/proc/{process}/ns/{name}").st_ino for name in ("mnt", "user", "pid", "net", "ipc", "uts", "cgroup")]
-    root = os.stat(f"/proc/{process}/root")
-    wanted = (b"Uid:", b"Gid:", b"Groups:", b"CapPrm:", b"CapEff:", b"CapBnd:", b"CapAmb:", b"NoNewPrivs:", b"Seccomp:")
-    status = Path(f"/proc/{process}/status").read_bytes().splitlines()
-    limits = Path(f"/proc/{process}/limits").read_bytes()
-    try:
-        label = Path(f"/proc/{process}/attr/current").read_bytes()
-    except OSError:  # no security module has labels
-        label = b""
-    number = 0 if process == "self" else int(process)
-    order = os.getpriority(os.PRIO_PROCESS, number), os.sched_getaffinity(number)
-    return spaces, (root.st_dev, root.st_ino), [line for line in status if line.startswith(wanted)], limits, label, order
-
-
-def _memory_is_short() -> bool:
-    for line in Path("/proc/meminfo").read_bytes().splitlines():
-        if line.startswith(b"MemAvailable:"):
-            return int(line.split()[1]) << 10 < SHORT_MEMORY
-    return False

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from agent_sandbox.cli.errand import ENDED, REFUSED, SOCKET, TAKEN, stamp
@@ -30,32 +31,25 @@ class Errand:
 
     @classmethod
     async def start(cls, place: Path, line: Sequence[str], *, directory: str, environment: Mapping[str, str], stdin: bytes) -> Errand:
-        """Let the daemon begin. Raises `TooBusy` if it has too much to do, and `WorkspaceError` if there is no such directory."""
-        try:
-            here = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        except (OSError, ValueError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is no path"
-            raise WorkspaceError(f"the directory {directory!r} cannot be used: {why}", hint="name one that exists") from error
-        (theirs_in, ours_in), (ours_out, theirs_out), (ours_err, theirs_err) = (os.pipe2(os.O_CLOEXEC) for _ in range(3))
-        link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        errand = cls(link, {"stdout": ours_out, "stderr": ours_err}, ours_in, stdin)
-        try:
+        """Ask the daemon. Raises `TooBusy` if it has too much to do, and `WorkspaceError` if there is no such directory.
+
+        It may be cancelled while it waits for its turn: then the command line is not performed.
+        """
+        with ExitStack() as stack:
+            link = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
+            here = _opened(directory)
+            stack.callback(os.close, here)
+            (theirs_in, ours_in), (ours_out, theirs_out), (ours_err, theirs_err) = (_pipe(stack) for _ in range(3))
             words = [os.fsencode(word) for word in line]
             variables = [(os.fsencode(name), os.fsencode(value)) for name, value in environment.items()]
-            message = stamp(), words, variables, MASK
-            await asyncio.to_thread(_ask, link, place, message, (theirs_in, theirs_out, theirs_err, here))
-            link.setblocking(False)
+            await _ask(link, place, wire.pack((stamp(), words, variables, MASK)), (theirs_in, theirs_out, theirs_err, here))
             answer = await asyncio.get_running_loop().sock_recv(link, 1)
-        except BaseException:
-            errand.close()
-            raise
-        finally:
-            wire.close_all((theirs_in, theirs_out, theirs_err, here))
-        if answer != TAKEN:
-            errand.close()
-            hint = "try again later" if answer == REFUSED else "start it again: agent-sandbox serve"
-            raise TooBusy("too many others wait" if answer == REFUSED else "the daemon is stopping, or of another version", hint=hint)
-        return errand
+            if answer != TAKEN:
+                hint = "try again later" if answer == REFUSED else "start it again: agent-sandbox serve"
+                raise TooBusy("too many others wait" if answer == REFUSED else "the daemon is stopping, or of another version", hint=hint)
+            stack.pop_all()
+        wire.close_all((theirs_in, theirs_out, theirs_err, here))
+        return cls(link, {"stdout": ours_out, "stderr": ours_err}, ours_in, stdin)
 
     async def output(self) -> AsyncIterator[tuple[str, bytes]]:
         """Yield what it writes, with the name of the stream, until it has ended."""
@@ -107,10 +101,28 @@ class Errand:
         self._streams, self._stdin = {}, -1
 
 
-def _ask(link: socket.socket, place: Path, message: object, descriptors: Sequence[int]) -> None:
+def _opened(directory: str) -> int:
+    try:
+        return os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
+        why = error.strerror if isinstance(error, OSError) else "it is no path"
+        raise WorkspaceError(f"the directory {directory!r} cannot be used: {why}", hint="name one that exists") from error
+
+
+def _pipe(stack: ExitStack) -> tuple[int, int]:
+    ends = os.pipe2(os.O_CLOEXEC)
+    stack.callback(wire.close_all, ends)
+    return ends
+
+
+async def _ask(link: socket.socket, place: Path, message: bytes, descriptors: Sequence[int]) -> None:
+    """Send a request. A long one is taken by a worker only, so this may last as long as others are performed."""
     directory = os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        link.connect(f"/proc/self/fd/{directory}/{SOCKET}")
-        wire.send(link, message, descriptors)
+        link.connect(f"/proc/self/fd/{directory}/{SOCKET}")  # at once, or not at all: BlockingIOError if too many others connect
     finally:
         os.close(directory)
+    sent = socket.send_fds(link, [message], list(descriptors))
+    await asyncio.get_running_loop().sock_sendall(link, memoryview(message)[sent:])

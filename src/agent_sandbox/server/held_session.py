@@ -14,6 +14,7 @@ from agent_sandbox._fast.values import fields
 from agent_sandbox.engine.timeline.tree import LOOK_SECONDS, Step
 from agent_sandbox.errors import PolicyError, SandboxError
 from agent_sandbox.policy.decide import Ask, Deny
+from agent_sandbox.policy.paths import contains
 from agent_sandbox.result import SandboxResult
 from agent_sandbox.runtime.base import ExitReason
 from agent_sandbox.server import messages
@@ -225,11 +226,9 @@ class HeldSession:
             raise SandboxError(why, hint="begin another: agent-sandbox run --timeline FILE")
 
     def _check_kept(self, *numbers: int) -> None:
+        """Raise `SandboxError` if the state before one of these steps is not kept. One of a fork is run to again instead."""
         for number in numbers:
-            if number not in self._tree.states:
-                if self._parent:
-                    hint = f"print what you want to see: agent-sandbox run --in {self.id} FILE; its files: inspect {self.id} --file PATH"
-                    raise SandboxError(f"{self.id} is a fork, which keeps no states to look at", hint=hint)
+            if number not in self._tree.states and not self._parent:
                 hint = f"this may reach it by running code again: agent-sandbox rewind {self.id} {number}"
                 raise SandboxError(f"the state before step {number} is not kept: {self._tree.steps[number].why}", hint=hint)
 
@@ -267,6 +266,26 @@ class HeldSession:
         except (OSError, ValueError) as error:
             return {**told, "raised": f"{type(error).__name__}: {error}"}
 
+    def changed(self) -> Message:
+        """Return the files of the project that the session has changed up to now, each with "new", "changed" or "gone"."""
+        self._check_alive()
+        self._check_idle()
+        self.session._recording().check_awake()
+        found = self.session._changed_files()
+        return {
+            "session": self.id,
+            "project": self.project,
+            "files": {path: kind for path, kind in found.items() if contains(self.project, path)},
+        }
+
+    def present_file(self, path: str) -> Message:
+        """Return the content of a file as it is now, whether it is a directory, or what reading it `raised`."""
+        self._check_alive()
+        self._check_idle()
+        if self._tree.present not in self._tree.states:
+            return self._present_file("read", path)
+        return _asked(self.session.inspect(), "read", path, LOOK_SECONDS)
+
     def _default(self) -> int:
         """Return the step to look at if none is named."""
         tree = self._tree
@@ -279,7 +298,7 @@ class HeldSession:
         """Return the frames of the error that a step's statement raised. They are in the state after it."""
         steps = self._tree.steps
         after = next((step for step in steps.values() if step.parent == number and not step.text), None)
-        if not steps[number].error or after is None or not after.kept:
+        if not steps[number].error or after is None or not (after.kept or self._parent):
             return []
         frames = PastState(after, self.session.inspect(after.number)._look).frames
         return [
@@ -291,6 +310,9 @@ class HeldSession:
         """Compare the states before two steps."""
         self._check_alive()
         self._check_idle()
+        if self._parent:
+            hint = f"look at one after the other: agent-sandbox inspect {self.id} {old}"
+            raise SandboxError(f"{self.id} is a fork, which keeps no two states to compare", hint=hint)
         first, second = self._number(old), self._number(self._default() if new is None else new)
         self._check_kept(first, second)
         found = self.session.timeline.diff(first, second)

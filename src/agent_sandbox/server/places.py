@@ -1,11 +1,12 @@
-"""The places of holders, the processes that hold sessions: directories `<state>/timelines/<id>/`, each for one holder.
+"""The places of holders: directories of state, each for one process that holds sessions (`timelines/<id>/`) or a detached sandbox
+(`detached/<id>/`, see `server.detached_places`).
 
     lock      locked by the holder while it lives; the kernel's lock is the truth
     socket    where commands reach it
     log       what it complained about, which is nothing as a rule
 
-They belong to the user alone, and no view of a sandbox shows them. A place whose lock nobody holds is what a killed holder left, and the
-next command that looks for sessions removes it.
+They belong to the user alone, and no view of a sandbox shows them. A place of sessions whose lock nobody holds is what a killed holder
+left, and the next command that looks for sessions removes it.
 """
 
 from __future__ import annotations
@@ -72,31 +73,50 @@ class Place:
             raise
         return link
 
+    @property
+    def is_held(self) -> bool:
+        """Whether a holder lives here."""
+        try:
+            lock = os.open(os.path.join(self.path, _LOCK), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(lock)
+        return False
+
     def remove(self) -> None:
         """Remove the directory."""
         shutil.rmtree(self.path, ignore_errors=True)
 
 
 class Places:
-    """The places of all holders of this user."""
+    """The places of all holders of sessions of this user. Other kinds of places are subclasses."""
+
+    folder, letter, what = "timelines", "t", "the sessions"
 
     def __init__(self, store: Store) -> None:
-        self._path = os.path.join(store.path, "timelines")
+        self._path = os.path.join(store.path, self.folder)
 
     def make(self) -> tuple[Place, int]:
         """Make a place for a new holder. Return it, and its lock as a descriptor. Raises `SandboxError` if there are too many."""
         with self._alone():
-            living = self._swept()
-            if len(living) >= MOST_HOLDERS:
-                why = f"{len(living)} sessions with a timeline are held already, which is the most"
-                raise SandboxError(why, hint="end one: agent-sandbox timeline --end ID; see: agent-sandbox timeline --all")
+            self._admit(len(self._swept()))
             while True:
-                place = Place(os.path.join(self._path, f"t{secrets.token_hex(3)}"))
+                place = Place(os.path.join(self._path, f"{self.letter}{secrets.token_hex(3)}"))
                 with suppress(FileExistsError), explained(f"make a place for a session in {self._path!r}"):
                     os.mkdir(place.path, 0o700)
                     lock = os.open(os.path.join(place.path, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     return place, lock
+
+    def _admit(self, living: int) -> None:
+        if living >= MOST_HOLDERS:
+            why = f"{living} sessions with a timeline are held already, which is the most"
+            raise SandboxError(why, hint="end one: agent-sandbox timeline --end ID; see: agent-sandbox timeline --all")
 
     def living(self) -> tuple[Place, ...]:
         """Return the places whose holders live. Those of dead ones are removed."""
@@ -109,7 +129,7 @@ class Places:
         """Lock the places briefly against other processes that make or sweep them."""
         with explained(f"use {self._path!r}"):
             os.makedirs(self._path, mode=0o700, exist_ok=True)
-        return hold(os.path.join(self._path, ".lock"), Holder(os.getpid(), "timeline", time.time()), wait=True, what="the sessions")
+        return hold(os.path.join(self._path, ".lock"), Holder(os.getpid(), self.folder, time.time()), wait=True, what=self.what)
 
     def _swept(self) -> tuple[Place, ...]:
         living = []
@@ -117,23 +137,12 @@ class Places:
             place = Place(os.path.join(self._path, name))
             if name.startswith("."):
                 continue
-            if _is_held(place):
+            if place.is_held:
                 living.append(place)
             else:
-                place.remove()
+                self._clear(place)
         return tuple(living)
 
-
-def _is_held(place: Place) -> bool:
-    """Return whether a holder lives here."""
-    try:
-        lock = os.open(os.path.join(place.path, _LOCK), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(lock)
-    return False
+    def _clear(self, place: Place) -> None:
+        """Remove what a dead holder left."""
+        place.remove()
