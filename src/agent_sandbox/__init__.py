@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from agent_sandbox.executor import CodeExecutor, ExecutionContext, ExecutionResult
     from agent_sandbox.experiments import AttemptOutcome, AttemptSandbox, AttemptWork, Comparison, Experiment
     from agent_sandbox.files import FileEntry, SandboxFiles
-    from agent_sandbox.isolation import IsolationBackend, IsolationConfig, ProcessIsolation
+    from agent_sandbox.isolation import ContainerIsolation, IsolationBackend, IsolationConfig, ProcessIsolation
     from agent_sandbox.live import LiveSandbox
     from agent_sandbox.live_experiments import LiveExperiment
     from agent_sandbox.options import (
@@ -96,6 +96,7 @@ __all__ = [
     "CodeExecutor",
     "Comparison",
     "Conflicted",
+    "ContainerIsolation",
     "Coordinator",
     "CreateArguments",
     "Denied",
@@ -175,7 +176,7 @@ _HOMES = {
     "experiments": ("AttemptOutcome", "AttemptSandbox", "AttemptWork", "Comparison", "Experiment"),
     "live_experiments": ("LiveExperiment",),
     "files": ("FileEntry", "SandboxFiles"),
-    "isolation": ("IsolationBackend", "IsolationConfig", "ProcessIsolation"),
+    "isolation": ("ContainerIsolation", "IsolationBackend", "IsolationConfig", "ProcessIsolation"),
     "options": (
         *("CreateArguments", "LiveOptions", "ResumeOptions", "RunOptions", "SandboxArguments", "SandboxSettings", "SessionOptions"),
         *("SimulationOptions", "TurnOptions", "WorkspaceOptions", "WorkspaceSimulationOptions"),

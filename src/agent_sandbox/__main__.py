@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-
-from agent_sandbox._fast.finder import load_quickly
+from agent_sandbox.cli.errand import program
 
 if __name__ == "__main__":
-    load_quickly()
-    # After the line above, which makes their loading quicker.
-    if sys.argv[1:2] == ["hook"]:  # it starts for every tool call of a coding agent, and needs little of the rest
-        from agent_sandbox.cli.commands.hook import program
-    else:
-        from agent_sandbox.cli.errand import program
-
     program()

@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     from agent_sandbox.policy.network import NetworkRules
     from agent_sandbox.policy.tokens import Token
     from agent_sandbox.runtime.base import Runtime
+    from agent_sandbox.runtime.container.runtime import ContainerRuntime
+    from agent_sandbox.runtime.gvisor.runtime import GvisorRuntime
+    from agent_sandbox.runtime.microvm.runtime import MicroVmRuntime
     from agent_sandbox.runtime.process.runtime import ProcessRuntime
     from agent_sandbox.runtime.process.zygote import Zygote
     from agent_sandbox.runtime.wasm.one_wall import OneWall
@@ -54,7 +57,7 @@ SHARED_CACHE = "/var/cache/agent-sandbox"
 ONE_WALL = "wasm-one-wall"  # used if the caller names it, or if the system has no other runtime
 NOT_LINUX = "the confinement of a process is Linux's, and this is another system"
 WARM = 24  # guests that may wait ready. Each takes at most 8 MB; all together, about as much as one browser tab
-MOST_RULES = 1 << 20  # bytes of a user's table of rules of the search
+WARM_KERNELS = 2  # the same for gvisor, whose guests hold 40 MB each
 _NOT_SEARCHED = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/boot", "/proc", "/sys", "/dev")
 _HOMES = ("/root", "/var/", "/srv/", "/opt/")  # places of home directories besides /home
 
@@ -81,7 +84,10 @@ class Host:
         ledger, unless the keys are chosen, too. Each state directory has keys of its own. If `$AGENT_SANDBOX_NO_BACKGROUND` is set, nothing
         is compiled in a background process. `$AGENT_SANDBOX_SHARED_CACHE` chooses another directory for what root compiles for all users.
         """
-        home = next((os.path.normpath(each) for each in (os.environ.get("HOME", ""), _account_home()) if os.path.isabs(each)), "/")
+        home = os.environ.get("HOME", "")
+        if not os.path.isabs(home) and not os.path.isabs(home := _account_home()):
+            home = "/"
+        home = os.path.normpath(home)
         chosen, keys = os.environ.get("AGENT_SANDBOX_STATE"), os.environ.get("AGENT_SANDBOX_KEYS")
         state = os.path.abspath(chosen) if chosen else _xdg("XDG_STATE_HOME", home, ".local/state")
         unchosen = os.path.join(state, f"{LEDGER}.keys") if chosen else _keys_of(state, home)
@@ -248,40 +254,11 @@ class Assembly:
         machine, and their credentials are among the secrets. Raises `PolicyError` for a secret that has no value, or whose host the policy
         does not allow, and for a table of rules that cannot be read.
         """
-        if not policy.network.outbound:
-            if secrets:
-                why = f"the secret {secrets[0].name} is for a run with a network, and this one has none"
-                raise PolicyError(why, hint=f"add --network {secrets[0].hosts[0]}")
+        if not policy.network.outbound and not secrets:
             return NO_PROVISIONS
-        from agent_sandbox import secret_values  # few runs have a network
-        from agent_sandbox.policy.bound_secrets import check_bound
+        from agent_sandbox.network_provisions import provisions_of  # few runs have a network
 
-        check_bound(secrets, policy.network)
-        home, search = self.host.home, policy.network.search
-        tables = []
-        for path in search.tables if not search.off else ():
-            data = secret_values.read_outside("the table of rules", path, home=home, project=project, most=MOST_RULES)
-            tables.append((path, data.decode("utf-8", "replace")))
-        if (search.actions or search.floor or tables) and not search.off:
-            from agent_sandbox.egress.dlp import rules  # and with it the engine of patterns: few users change the rules
-
-            known = rules.default_rules()
-            for path, text in tables:
-                known = rules.read_rules(text, path, known)
-            search.check_names(frozenset(each.id for each in known))
-        values = secret_values.bound(secrets, os.environ, home=home, project=project)
-        own = secret_values.own_values(os.environ, (*handed, *(each.value for each in values)))
-        given = Provisions(values, own, tuple(tables), os.path.join(self.host.state, SEARCHES))
-        config = os.path.dirname(self.host.config)
-        if packages:
-            from agent_sandbox.index_settings import with_indexes  # few runs install packages
-
-            given = with_indexes(given, policy, home, config=config, project=project)
-        if packages or secret_values.git_names_roots(home):
-            from agent_sandbox.company_roots import with_roots  # few machines have such roots
-
-            given = with_roots(given, policy.network, home, packages=packages, config=config, project=project)
-        return given
+        return provisions_of(self.host, os.environ, policy, secrets, project=project, handed=handed, packages=packages)
 
     def inbox(
         self,
@@ -448,6 +425,18 @@ class Assembly:
         """Return the wasm runtime that this process shares. `warm` is how many of its guests may wait ready."""
         return _wasm(self.host.compiled, self.host.compiles_for_all, warm)
 
+    def container(self, guests: ProcessRuntime | None = None) -> ContainerRuntime:
+        """Return a container runtime on the images of this user. `guests` makes its guests. Raises `RuntimeUnavailable` outside Linux."""
+        from agent_sandbox.container_images import runtime_in  # few runs are in an image
+
+        return runtime_in(self.host.state, guests or self.process())
+
+    def microvm(self, *, warm: int = 1) -> MicroVmRuntime:
+        """Return the runtime of virtual machines that this process shares. `warm` is how many may wait ready, each with some 60 MB."""
+        from agent_sandbox.runtime.microvm.runtime import shared_runtime  # few runs need a kernel of their own
+
+        return shared_runtime(self.host.cache, self.host.shared, os.environ.get("AGENT_SANDBOX_KERNEL", ""), warm)
+
     def one_wall(self) -> OneWall:
         """Return the runtime that isolates by the WebAssembly engine alone, without the kernel's confinement."""
         return _one_wall(self.host.compiled)
@@ -466,6 +455,9 @@ class Assembly:
         registry.register("process", lambda: process)
         registry.get("process")  # so that closing the registry ends `forked`, used or not
         registry.register("wasm", lambda: self.wasm(warm=0))
+        registry.register("container", lambda: self.container(process))
+        registry.register("gvisor", lambda: _gvisor(single_threaded=not threads), light=False)
+        registry.register("microvm", lambda: self.microvm(warm=0))
         if egress is not None:
             from agent_sandbox.engine.egress_zygote import EgressZygote  # few runs have a network
 
@@ -495,6 +487,9 @@ def _registry(compiled: tuple[tuple[str, str], ...], public: bool) -> Registry:
     registry = Registry()
     registry.register("process", _process)
     registry.register("wasm", lambda: _wasm(compiled, public, WARM))
+    registry.register("container", lambda: here().container())
+    registry.register("gvisor", lambda: _gvisor(warm=WARM_KERNELS), light=False)
+    registry.register("microvm", lambda: here().microvm())
     registry.register(ONE_WALL, lambda: _one_wall(compiled), automatic=False)
     return registry
 
@@ -507,6 +502,12 @@ def _process() -> ProcessRuntime:
     from agent_sandbox.runtime.process.runtime import ProcessRuntime
 
     return ProcessRuntime(warm=WARM)
+
+
+def _gvisor(*, single_threaded: bool = False, warm: int = 0) -> GvisorRuntime:
+    from agent_sandbox.runtime.gvisor.runtime import GvisorRuntime  # few runs need a kernel in user space
+
+    return GvisorRuntime(single_threaded=single_threaded, warm=warm)
 
 
 @lru_cache(maxsize=2)

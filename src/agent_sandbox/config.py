@@ -23,6 +23,7 @@ from agent_sandbox.options import PathLike
 from agent_sandbox.policy.action import LANGUAGES, canonical_language
 from agent_sandbox.policy.bound_secrets import Secret
 from agent_sandbox.policy.code.patterns import Rule
+from agent_sandbox.policy.image_names import canonical_image
 from agent_sandbox.policy.intents import NetworkIntent, combined
 from agent_sandbox.policy.model import EVERYWHERE, MIB, OFFLINE, AskRules, Limits, Policy, ProgramRules, locked, repeatable
 from agent_sandbox.policy.network import NetworkRules
@@ -106,9 +107,14 @@ class SandboxConfig:
             `seed`, listings are sorted. Only for code inside WebAssembly.
         seed: the seed of the random numbers of deterministic runs.
         runtime: "process", the caller's own interpreter and the machine's programs; "wasm" for code inside WebAssembly, which needs the
-            extra `wasm` and `agent-sandbox setup`; or "auto" for the cheapest runtime that gives every guarantee and has what the code
-            uses. If a run lacks a feature of the other runtime, it is retried there once, and `SandboxResult.route` says so. Outside Linux
-            both "wasm" and "auto" are "wasm-one-wall": inside WebAssembly, without isolation by the kernel and without files.
+            extra `wasm` and `agent-sandbox setup`; "gvisor" for the same as "process" on a kernel in user space, which needs `runsc`;
+            "microvm" for a virtual machine with a kernel of its own, which needs QEMU; or "auto" for the cheapest runtime that gives every
+            guarantee and has what the code uses. If a run lacks a feature of the other runtime, it is retried there once, and
+            `SandboxResult.route` says so. Outside Linux both "wasm" and "auto" are "wasm-one-wall": inside WebAssembly, without isolation
+            by the kernel and without files.
+        image: a container image, such as "python:3.11-slim", whose programs and files take the place of the machine's. It must be on this
+            machine: `agent-sandbox image list`. Its runtime is "container", also where `runtime` is left out. There are no tools, sessions
+            or preloaded modules, because the interpreter is the image's.
     """
 
     timeout_seconds: float | None = 30.0
@@ -149,6 +155,7 @@ class SandboxConfig:
     intents: Sequence[NetworkIntent] = ()
     publish: Sequence[int | str] = ()
     budgets: Sequence[str] = ()
+    image: str = ""
 
     def __post_init__(self) -> None:
         check_system()
@@ -160,6 +167,16 @@ class SandboxConfig:
                 object.__setattr__(self, setting.name, _sequence(setting.name, value))
         if not isinstance(self.audit_level, AuditLevel):
             raise PolicyError(f"audit_level must be an AuditLevel, not {self.audit_level!r}", hint="use AuditLevel.INFO")
+        check_type("image", self.image, str)
+        if self.image:
+            object.__setattr__(self, "image", canonical_image(self.image))
+            if self.runtime == "process":  # the default, which shows no image
+                object.__setattr__(self, "runtime", "container")
+        if (self.runtime == "container") != bool(self.image) and self.runtime in ("container", "wasm", ONE_WALL):
+            why = "needs an image" if self.runtime == "container" else "runs no image"
+            raise PolicyError(f"runtime={self.runtime!r} {why}", hint='write Sandbox(image="python:3.11-slim")')
+        if self.image and (self.tools or self.preload):
+            raise PolicyError("tools and preload are refused with an image: its interpreter is its own", hint="leave the image out")
         if self.runtime not in registry():
             raise PolicyError(f"there is no runtime {self.runtime!r} in this version", hint=f"use one of {', '.join(registry().names)}")
         if self.runtime in ("wasm", ONE_WALL) and self.allow_subprocess:
@@ -174,8 +191,10 @@ class SandboxConfig:
         if self.allow_network and isinstance(self.network, NetworkRules):
             raise PolicyError("network is given as rules, and allow_network as well", hint="say it in one place: leave allow_network out")
         for name, given in (("deterministic=True", self.deterministic), ("max_fuel", self.max_fuel is not None)):
-            if given and self.runtime == "process":
-                raise PolicyError(f"{name} is refused with runtime='process': it cannot be done there", hint='use runtime="wasm" or "auto"')
+            if given and self.runtime in ("process", "container"):
+                raise PolicyError(
+                    f"{name} is refused with runtime={self.runtime!r}: it cannot be done there", hint='use runtime="wasm" or "auto"'
+                )
         check_seed(self.seed)
         for pattern in self.blocked_patterns or ():
             check_pattern(pattern)
@@ -236,6 +255,7 @@ class SandboxConfig:
             ),
             tools=self._callable_tools(()),
         )
+        policy = replace(policy, image=self.image) if self.image else policy
         return repeatable(policy) if self.deterministic else policy
 
     @property

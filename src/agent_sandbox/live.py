@@ -183,7 +183,8 @@ class LiveSandbox:
 def native_runtimes(name: str) -> Runtimes:
     """Return the runtimes of a live sandbox: a native one, also if the choice is free. Raises `PolicyError` for any other."""
     if name not in ("process", "auto"):
-        raise PolicyError(f"a live sandbox is refused with runtime={name!r}: it has no processes", hint='use runtime="process"')
+        lacks = "no interpreter of ours" if name == "container" else "no processes"
+        raise PolicyError(f"a live sandbox is refused with runtime={name!r}: it has {lacks}", hint='use runtime="process"')
     return here().runtimes("process")
 
 

@@ -68,6 +68,7 @@ class _Settings(TypedDict, total=False):
     intents: Sequence[NetworkIntent]
     publish: Sequence[int | str]
     budgets: Sequence[str]
+    image: str
 
 
 class SandboxSettings(_Settings, total=False):
@@ -142,12 +143,14 @@ class SessionOptions(ResumeOptions, total=False):
     timeline: keep the state before each statement, or each command of a shell, to look at and to return to.
     language: "python" or "shell".
     steps: what is a step of the timeline: each "statement", or also each "line" that one executes in functions of the program.
+    overhead: the part of the time that states may cost, such as 0.1. Then not every state is kept: the others are reached by running again.
     """
 
     args: Sequence[str]
     timeline: bool
     language: str
     steps: Steps
+    overhead: float
 
 
 class TurnOptions(TypedDict, total=False):

@@ -95,6 +95,7 @@ class SandboxSession:
         resumes: tuple[Resumption, int | None] | None = None,
         language: str = "python",
         steps: Steps = "statement",
+        overhead: float | None = None,
     ) -> None:
         check_type("sandbox", sandbox, Sandbox, write="Sandbox().session()")
         config = sandbox.config
@@ -104,7 +105,7 @@ class SandboxSession:
         shell = self._language == "bash"
         _check_language(self._language, sandbox, steps, has_tools=bool(named(tools)))
         handed = {} if shell else {**config._toolbox, **named(tools)}
-        recorder = _recorder(steps, timeline=timeline)
+        recorder = _recorder(steps, overhead, timeline=timeline)
         session = sandbox._within(timeout, tools=handed, deterministic=sandbox.config.deterministic)[0]
         resumption, seed = resumes or (None, None)
         self._seed = config.seed if seed is None else seed  # of a deterministic session
@@ -126,6 +127,7 @@ class SandboxSession:
             ),
             resumption,
         )
+        self._origin: tuple[SandboxSession, int] | None = None  # of a fork: its session, and the step whose state it was made from
         self._begin(sandbox, timeout, on_output, recorder, turns, tools=bool(handed))
 
     def _begin(
@@ -149,6 +151,12 @@ class SandboxSession:
         self._taking = 0  # the thread that takes a turn
         self._closing = False
         self._kept: list[Outcome] = []  # of operations on files: what threads of the interpreter printed meanwhile, for the next turn
+        self._watch_over()
+
+    def _watch_over(self) -> None:
+        """End the interpreter if this object is dropped without being closed."""
+        if (before := getattr(self, "_unclosed", None)) is not None:
+            before.detach()
         self._unclosed = weakref.finalize(self, _abandon, self._turns, repr(self))
         self._unclosed.atexit = False  # the interpreter ends with this process
 
@@ -216,9 +224,45 @@ class SandboxSession:
 
         recorder, number = self._recording(), step if isinstance(step, int) else step.number
         start, source = self._way_to(recorder, number)
-        self._in_turn(Run(), lambda: self._turns.rewind(recorder, start))
+        if self._origin is None:
+            self._in_turn(Run(), lambda: self._turns.rewind(recorder, start))
+        else:
+            self._in_turn(Run(), lambda: self._begin_again(0 if source else number))
+            self._turns.note("session.rewound", {"step": number})
         self._run_again(recorder, number, source)
         return Rewound(self.timeline[number], source)
+
+    def _begin_again(self, number: int) -> None:
+        """In a fork, go back to the state that it was made from: another fork takes its place. If that is before `number`, be there."""
+        session, start = self._beginning()
+        recorder = session._recording()
+
+        def make() -> InterpreterTurns:
+            recorder.check_room(start, 1)
+            turns = session._turns.fork(recorder, start, instead_of=self._turns)
+            try:
+                turns.fork_guest.let_begin()
+                turns.fork_guest.await_begin()
+            except BaseException:
+                turns.abandon()
+                raise
+            return turns
+
+        turns = session._in_turn(Run(), make)
+        assert turns.timeline is not None
+        turns.timeline.take_over(self._recording(), number)
+        before, self._turns, self._recorder = self._turns, turns, turns.timeline
+        self._watch_over()
+        before.abandon()
+
+    def _beginning(self) -> tuple[SandboxSession, int]:
+        """Return the session of which this is a fork, and the step whose state it was made from. Raises `SandboxError`."""
+        assert self._origin is not None
+        session, start = self._origin
+        if session.ended:
+            why = "this fork cannot go back: the session that it was made from has ended, and its states with it"
+            raise SandboxError(why, hint="close a session after its forks")
+        return session, start
 
     def _way_to(self, recorder: TimelineRecorder, number: int) -> tuple[int, str]:
         """Return the kept step from which the state before a step is reached, and what to run again. Raises `SandboxError`."""
@@ -234,10 +278,12 @@ class SandboxSession:
 
     def _run_again(self, recorder: TimelineRecorder, number: int, source: str) -> None:
         """Run again what led from the last kept state to the state before a step. Raises `SandboxError` if it comes out otherwise."""
-        if source and self._language == "python" and not (repeated := self._perform(Run(), source)).success:
-            raise SandboxError(f"running again what led to step {number} failed: {repeated.error}", hint="see session.timeline")
-        commands = recorder.commands(number) if source and self._language == "bash" else []
-        for before, command, stdin in commands:  # each in a turn of its own, as it was; one that failed then fails again
+        if not source:
+            return
+        commands = recorder.commands(number)
+        if self._language == "python":
+            commands = _by_error(commands)
+        for before, command, stdin in commands:  # what failed then ends its turn, and fails again
             again = self._perform(Run(), command, stdin=stdin)
             if again.success == bool(before.error):
                 what = f"running again what led to step {number} came out otherwise: {before.text[:60]!r} ended with {again.exit_code}"
@@ -248,9 +294,10 @@ class SandboxSession:
 
         Each has all variables and files of that state, and sees no other: files, processes, network and output are its own. Together they
         and this session keep to its limits on memory, processor time and processes. Until its forks are closed, this session rests: its
-        processes are stopped, and `run` raises `SandboxError`. It may be closed before them. A fork notes its steps, and keeps no states.
-        Pipes, sockets, children and threads of the program are not in a fork. A state that was given up is reached by running again what
-        led to it, in each fork. Raises `SandboxError` if the state cannot be forked, or if memory is short.
+        processes are stopped, and `run` raises `SandboxError`. It may be closed before them. Pipes, sockets, children and threads of the
+        program are not in a fork. A state that was given up is reached by running again what led to it, in each fork. A fork notes its
+        steps, and keeps no states: it is rewound, inspected and forked by running its statements again in another fork of the same state,
+        while this session is open. Raises `SandboxError` if the state cannot be forked, or if memory is short.
 
         >>> with Sandbox(validate_code=False).session(timeline=True) as session:
         ...     _ = session.run("a = 1")
@@ -261,6 +308,8 @@ class SandboxSession:
         recorder = self._recording()
         number = recorder.tree.present if step is None else step if isinstance(step, int) else step.number
         start, source = self._way_to(recorder, number)
+        if self._origin is not None:
+            return self._fork_again(recorder, number, source, count)
         made: list[SandboxSession] = []
 
         def make() -> None:
@@ -268,7 +317,7 @@ class SandboxSession:
             for _ in range(count):
                 turns = self._turns.fork(recorder, start)
                 fork = SandboxSession.__new__(SandboxSession)
-                fork._language, fork._seed = self._language, self._seed
+                fork._language, fork._seed, fork._origin = self._language, self._seed, (self, start)
                 fork._begin(self._sandbox, self._timeout, self._on_output, turns.timeline, turns, tools=self._tools)
                 made.append(fork)
                 with self._sandbox._runs.lock():
@@ -288,6 +337,19 @@ class SandboxSession:
             raise
         return tuple(made)
 
+    def _fork_again(self, recorder: TimelineRecorder, number: int, source: str, count: int) -> tuple[SandboxSession, ...]:
+        """Fork the session of which this is a fork once more, and run to a step of this fork in each."""
+        session, start = self._beginning()
+        made = session.fork(start, count)
+        try:
+            for fork in made:
+                fork._run_again(recorder, number, source)
+        except BaseException:
+            for fork in made:
+                fork.close()
+            raise
+        return made
+
     def inspect(self, step: Step | int | None = None) -> PastState:
         """Return the state before a step, to look at; by default the present one. Looking at it changes nothing."""
         from agent_sandbox.timelines import PastState  # few sessions have a timeline
@@ -296,11 +358,19 @@ class SandboxSession:
         number = recorder.tree.present if step is None else step if isinstance(step, int) else step.number
 
         def look(kind: str, words: str, seconds: float) -> dict[str, Any]:
-            return self._in_turn(Run(), lambda: recorder.look(number, kind, words, seconds=seconds))
+            if self._origin is None:
+                return self._in_turn(Run(), lambda: recorder.look(number, kind, words, seconds=seconds))
+            with self._fork_again(recorder, number, self._way_to(recorder, number)[1], 1)[0] as fork:
+                return fork._in_turn(Run(), lambda: fork._turns.look(kind, words, seconds))
 
         if number not in recorder.tree.steps:
             raise SandboxError(f"there is no step {number}", hint=f"there are {len(recorder.tree.steps)}: see session.timeline")
         return PastState(recorder.tree.steps[number], look)
+
+    def _changed_files(self) -> dict[str, str]:
+        """Return the files that this session has changed up to now, by path, each with "new", "changed" or "gone"."""
+        session = self if self._origin is None else self._beginning()[0]
+        return session._in_turn(Run(), lambda: session._recording().changed_files(self._recording()))
 
     def checkpoint(self, name: str = "") -> SessionCheckpoint:
         """Save this session to disk, memory and files, and go on. `Sandbox.resume` goes on from there, also in another process.
@@ -442,17 +512,37 @@ def _check_language(language: str, sandbox: Sandbox, steps: str, *, has_tools: b
         raise PolicyError("a shell session starts programs, and the policy does not permit that", hint="add allow_subprocess=True")
 
 
-def _recorder(steps: str, *, timeline: bool) -> TimelineRecorder | None:
-    """Return the recorder of a session with a timeline. Raises ValueError if `steps` is none of its choices, or chosen without one."""
+def _recorder(steps: str, overhead: float | None, *, timeline: bool) -> TimelineRecorder | None:
+    """Return the recorder of a session with a timeline. Raises ValueError if an option of it is invalid, or given without one."""
     if steps not in STEPS:
         raise ValueError(f'steps is "statement" or "line", not {steps!r:.60}')
     if not timeline:
         if steps != "statement":
             raise ValueError(f"steps={steps!r} needs a timeline: write session(timeline=True, steps={steps!r})")
+        if overhead is not None:
+            raise ValueError(f"overhead={overhead!r} needs a timeline: write session(timeline=True, overhead={overhead!r})")
         return None
+    if overhead is not None and not _is_part(overhead):
+        raise ValueError(f"overhead is a part of the time, such as 0.1, not {overhead!r:.60}")
     from agent_sandbox.engine.timeline.recorder import TimelineRecorder  # few sessions have a timeline
 
-    return TimelineRecorder(lines=steps == "line")
+    return TimelineRecorder(lines=steps == "line", overhead=overhead)
+
+
+def _is_part(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
+def _by_error(commands: list[tuple[Step, str, bytes]]) -> list[tuple[Step, str, bytes]]:
+    """Join statements to turns, each of which ends with one that raised, but for the last: its step stands for them."""
+    joined: list[tuple[Step, str, bytes]] = []
+    lines: list[str] = []
+    for at, (step, statement, _) in enumerate(commands, 1):
+        lines.append(statement)
+        if step.error or at == len(commands):
+            joined.append((step, "\n".join(lines), b""))
+            lines = []
+    return joined
 
 
 def _one_thread() -> dict[str, str]:

@@ -220,6 +220,29 @@ def terminal_size() -> Terminal:
     return Terminal(rows or 24, columns or 80)
 
 
+def make_raw() -> None:
+    """Let our terminal pass every key to whoever reads from it, Ctrl-C too."""
+    import termios  # most callers have no terminal
+    import tty
+
+    tty.setraw(0, termios.TCSADRAIN)
+
+
+@contextmanager
+def terminal_kept(resized: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Restore the settings of our terminal at the end of the block. Meanwhile `resized` handles changes of its size."""
+    import termios  # most callers have no terminal
+
+    before = termios.tcgetattr(0)
+    handler = signal.signal(signal.SIGWINCH, resized)
+    try:
+        yield
+    finally:
+        with suppress(termios.error):  # the terminal has gone
+            termios.tcsetattr(0, termios.TCSADRAIN, before)
+        signal.signal(signal.SIGWINCH, handler)
+
+
 class LentTerminal:
     """Our terminal, lent to a guest that has a terminal of its own.
 
@@ -235,10 +258,7 @@ class LentTerminal:
 
         We copy the descriptor of the guest's terminal, because the original is closed together with the guest's streams.
         """
-        import termios
-        import tty
-
-        tty.setraw(0, termios.TCSADRAIN)
+        make_raw()
         if guest.terminal is not None:
             self._theirs = os.dup(guest.terminal)
             self.resize(signal.SIGWINCH, None)  # the size may have changed while the guest was made
@@ -262,18 +282,12 @@ class LentTerminal:
 @contextmanager
 def lent_terminal() -> Iterator[LentTerminal]:
     """Yield a `LentTerminal`, and restore the settings of our terminal at the end of the block."""
-    import termios
-
-    before = termios.tcgetattr(0)
     loan = LentTerminal()
-    resized = signal.signal(signal.SIGWINCH, loan.resize)
-    try:
-        yield loan
-    finally:
-        with suppress(termios.error):  # the terminal has gone
-            termios.tcsetattr(0, termios.TCSADRAIN, before)
-        signal.signal(signal.SIGWINCH, resized)
-        loan.end()
+    with terminal_kept(loan.resize):
+        try:
+            yield loan
+        finally:
+            loan.end()
 
 
 _NICE = 10

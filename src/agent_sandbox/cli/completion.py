@@ -56,6 +56,7 @@ _SESSION = re.compile(r"t[0-9a-f]+")
 _FIRST_WORDS = {
     "checkpoints": ("show", "delete", "export", "import"),
     "completion": ("bash", "zsh", "fish"),
+    "image": ("list", "add", "load", "from-machine", "remove"),
     "log": ("verify", "checkpoint"),
     "policy": ("explain", "lint", "schema", "test", "learn"),
 }
@@ -125,7 +126,7 @@ def _words(before: Sequence[str], current: str) -> Iterable[str]:
     if expecting is not None:
         return _values(expecting, current, before)
     if verb is None:
-        return (name for name in VERBS if not VERBS[name].later) if not current.startswith("-") else _spellings((*COMMON, "--version"))
+        return tuple(VERBS) if not current.startswith("-") else _spellings((*COMMON, "--version"))
     if verb not in VERBS or "--" in arguments or (VERBS[verb].command and arguments):
         return ()  # the line of a command of its own
     if current.startswith("-"):
@@ -165,7 +166,7 @@ def _arguments(verb: str, arguments: Sequence[str], before: Sequence[str]) -> It
         return ()
     match verb:
         case "help":
-            return (name for name in VERBS if not VERBS[name].later)
+            return tuple(VERBS)
         case "rollback":
             return _snapshots(before)
         case "carry-out":
@@ -213,7 +214,7 @@ def _values(option: str, current: str, before: Sequence[str]) -> Iterable[str]:
         case "--color":
             return COLOURS
         case "--runtime":
-            return ("process", "wasm", "auto")
+            return ("process", "wasm", "container", "gvisor", "microvm", "auto")
         case "--keep":
             return ("all", "winner", "none")
         case "--live":

@@ -14,7 +14,7 @@ from agent_sandbox.cli.render.messages import Console, remark
 from agent_sandbox.engine.gate import Gate
 from agent_sandbox.engine.provisions import NO_PROVISIONS, Provisions
 from agent_sandbox.engine.run import Session
-from agent_sandbox.engine.runtimes import Runtimes
+from agent_sandbox.engine.runtimes import AUTO, Runtimes
 from agent_sandbox.errors import Busy, PolicyError, SandboxError
 from agent_sandbox.kernel import mountinfo
 from agent_sandbox.policy.model import CLONED_LIMITS, OFFLINE, Limits, Policy, ProgramRules, cloned, repeatable, with_network
@@ -156,6 +156,10 @@ def _preset(options: PolicyOptions, project: Project, limits: Limits) -> Policy:
     if options.publish:
         network = replace(network, inbound=True)
     policy = cloned(masks=masks, denied=denied, network=network, limits=limits, system=options.system, programs=programs)
+    if options.image:
+        from agent_sandbox.policy.image_names import canonical_image  # few runs are in an image
+
+        policy = replace(policy, image=canonical_image(options.image))
     return repeatable(policy) if options.deterministic else policy
 
 
@@ -237,6 +241,8 @@ def session_for(options: CommandOptions, console: Console, runtimes: Runtimes, o
     # A throw-away clone is recorded under its project's sandbox, so that `log` can tell projects apart.
     name = sandbox.state.id if sandbox else f"{sandbox_id(project.path)}/{'simulation' if options.simulate else 'throw-away'}"
     gate = gate_for(lifted.policy if lifted else policy, project, name, capabilities=options.capabilities)
+    if gate.policy.image and options.runtime is None:
+        runtimes = runtimes.on(AUTO if options.explain else "container")  # the same choice; but only an explanation needs the others
     provisions = provisions_for(options, gate.policy, project)
     for note in provisions.notes:
         console.note(note)

@@ -13,7 +13,7 @@ from agent_sandbox.cli.context import Opening, Pending, pending_in, session_for,
 from agent_sandbox.cli.options import CommandOptions
 from agent_sandbox.cli.parser import UsageError
 from agent_sandbox.cli.render.messages import Console, counted, remark, shown
-from agent_sandbox.cli.results import OMITTED, Omitted, PathName, VerbResult
+from agent_sandbox.cli.results import NOT_APPROVED, OMITTED, Omitted, PathName, VerbResult
 from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.runtimes import Runtimes
 from agent_sandbox.engine.work import Code, Command, Outcome, Work
@@ -26,13 +26,15 @@ from agent_sandbox.workspace.project import Project
 from agent_sandbox.workspace.view.plan import PRIVATE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+    from typing import Any
 
     from agent_sandbox.engine.egress_program import EgressProgram
     from agent_sandbox.engine.exchange_records import ExchangeOptions
     from agent_sandbox.policy.publications import Publication
 
 TIMED_OUT, COULD_NOT_START, NOT_EXECUTABLE, NOT_FOUND, OUT_OF_MEMORY = 124, 125, 126, 127, 137
+_REFUSED = {"approval": NOT_APPROVED, "denied": NOT_EXECUTABLE, "invalid": 2}  # what a holder tells of a refusal
 LARGEST_INPUT = 16 << 20  # bytes of standard input that a record may hold
 _ENDED = {
     ExitReason.TIMED_OUT: "the time limit was reached (--timeout TIME)",
@@ -207,7 +209,7 @@ def perform(
     """
     with runtimes_for(options, forked, console, egress) as runtimes:
         try:
-            return _perform(options, what, stdin, runtimes, console)
+            return _perform(options, what, stdin, runtimes, console, forked)
         except Denied as refusal:
             if not refusal.verdict.program:
                 raise
@@ -218,7 +220,9 @@ def perform(
         return _perform(options, what, stdin, runtimes, console)
 
 
-def _perform(options: CommandOptions, what: Code | Command, stdin: int | bytes, runtimes: Runtimes, console: Console) -> VerbResult:
+def _perform(
+    options: CommandOptions, what: Code | Command, stdin: int | bytes, runtimes: Runtimes, console: Console, forked: Zygote | None = None
+) -> VerbResult:
     same = options.policy.deterministic
     exchanges = None
     if options.record_network is not None or options.replay_network is not None:
@@ -226,6 +230,7 @@ def _perform(options: CommandOptions, what: Code | Command, stdin: int | bytes, 
     with ExitStack() as stack:
         opening = session_for(options, console, runtimes, say_who_has_it)
         session, project = opening.session, opening.project
+        session.on_layers = None if forked is None else forked.expect
         stack.callback(session.gate.end)
         _warn_about(opening)
         env = caller.guest_environment(os.environ, variables_of(options), home=here().host.home, bare=same)
@@ -244,6 +249,8 @@ def _perform(options: CommandOptions, what: Code | Command, stdin: int | bytes, 
             work = replace(work, left=opening.lifted.left)
             stack.callback(lambda: here().elevations().sweep())
             console.note(opening.lifted.note)
+        if options.step:
+            work = replace(work, step=True)
         if options.observe:
             work = replace(work, observe=True, log_observed=True)
         if same:
@@ -473,13 +480,24 @@ def refusal(work: Work, outcome: Outcome) -> str:
 
 def code_of(exit: Exit, signals: list[int]) -> int:
     """Return the exit code of our own program for the end of a run. `signals` are the signals that we received."""
-    if exit.reason is ExitReason.TIMED_OUT:
+    return _code_of(exit.reason, exit.code, signals)
+
+
+def code_told(told: Mapping[str, Any], signals: list[int], *, interrupted: int | None = None) -> int:
+    """Return the same for the end of a program that a holder tells of. `interrupted` is its exit code if our signal interrupted it."""
+    if told["refused"]:
+        return _REFUSED[str(told["refused"])]
+    return _code_of(ExitReason(told["reason"]), int(told["exit"]), signals, interrupted)
+
+
+def _code_of(reason: ExitReason, code: int, signals: list[int], interrupted: int | None = None) -> int:
+    if reason is ExitReason.TIMED_OUT:
         return TIMED_OUT
-    if exit.reason is ExitReason.OUT_OF_MEMORY:
+    if reason is ExitReason.OUT_OF_MEMORY:
         return OUT_OF_MEMORY
-    if exit.reason is ExitReason.KILLED and signals:
+    if signals and (reason is ExitReason.KILLED or code == interrupted):
         return 128 + signals[-1]
-    return exit.code
+    return code
 
 
 def _repeatable(options: CommandOptions, work: Work) -> Work:

@@ -1,7 +1,4 @@
-"""The grammar of the command line as data: verbs, options and what they are for. `manual` has the longer texts.
-
-Verbs of later versions are listed too, so that they are refused by name instead of being misread.
-"""
+"""The grammar of the command line as data: verbs, options and what they are for. `manual` has the longer texts."""
 
 from __future__ import annotations
 
@@ -28,6 +25,7 @@ class Verb:
     """One verb. `words` are the least and most arguments it takes. With `command`, the arguments are a command with its own options.
 
     `helps` explains options that mean something else for this verb than for most. `project` is whether the verb is about a project.
+    `named` is whether the first word of a verb with a command names what the command is run in.
     """
 
     usage: str
@@ -36,9 +34,9 @@ class Verb:
     words: tuple[int, int] = (0, 0)
     command: bool = False
     too_many: str = ""
-    later: str = ""
     helps: Mapping[str, str] = field(default_factory=dict)
     project: bool = True
+    named: bool = False
 
     @property
     def every_option(self) -> tuple[str, ...]:
@@ -70,7 +68,11 @@ _OPTIONS = (
     Option("--explain", help="print where the program would run and what it would see, and stop"),
     Option("--wait", help="wait while another run uses the sandbox (the default)"),
     Option("--no-wait", help="fail at once while another run uses the sandbox"),
-    Option("--runtime", "NAME", "isolation: process, wasm (code inside WebAssembly) or auto (the cheapest that is enough)"),
+    Option("--runtime", "NAME", "isolation: process, wasm, container, gvisor, microvm, or auto (the cheapest that is enough)"),
+    Option("--image", "NAME", "run in this container image, with the project beside its files, instead of a clone of this machine"),
+    Option("--pull", help="let podman or docker get the image from its registry"),
+    Option("--with", "PACKAGES", "the packages of this machine to make the image from; default: python3"),
+    Option("--name", "NAME", "the name of the image; default: the one in the archive"),
     Option("--language", "NAME", "python, javascript, ruby or bash, instead of guessing", short=("-l",)),
     Option("--all", help="show also caches, and changes elsewhere in full"),
     Option("--stat", help="show only the number of changed lines of each file"),
@@ -92,6 +94,8 @@ _OPTIONS = (
     Option("--http", help="serve HTTP, too, on a socket that only this user can reach"),
     Option("--listen", "ADDRESS", "serve HTTP, too, on this address of the loopback: 127.0.0.1:8765"),
     Option("--token-file", "FILE", "the token that requests to --listen have to bear; made if it does not exist"),
+    Option("--log", "FORM", "messages of the daemon: text, or json, a line for each event; default: text"),
+    Option("--unit", "KIND", "print a unit of systemd: user, or system, a template with a user as instance"),
     Option("--status", help="describe the daemon that runs"),
     Option("--stop", help="end the daemon that runs, when what it performs has ended"),
     Option("--unused", "DAYS", "also sandboxes that were not used for so many days"),
@@ -163,10 +167,17 @@ _OPTIONS = (
     Option("--undo", help="take the change back"),
     Option("--scope", "WHERE", "whose settings: user (the default), project, or machine (claude only, as root)"),
     Option("--record", "FILE", "write a record of a deterministic, throw-away run, for replay"),
-    Option("--timeline", help="run a file of Python code step by step, and keep the state before every step: see timeline"),
+    Option(
+        "--detach", help="let it run on in the background, and print the name of its sandbox: see exec, logs, stop and ps", short=("-d",)
+    ),
+    Option("--idle", "TIME", "with --detach: end the sandbox when it was not used for so long: 10m, 1h (the default), none"),
+    Option("--stdin", help="pass standard input to the program; it is read to its end first", short=("-i",)),
+    Option("--terminal", help="give the program your terminal, as for a shell or an editor", short=("-t",)),
+    Option("--timeline", help="keep the state before every step of a file of Python code, or before this command: see timeline"),
     Option("--in", "ID", "go on in this held session with a timeline; last for the newest"),
     Option("--error", help="the state just before the last error"),
     Option("--end", help="end the session, or with --all all of them"),
+    Option("--keep-files", help="put the files that the session changed into the project's sandbox, for diff and promote"),
     Option("--eval", "EXPRESSION", "evaluate an expression there; whatever it does is undone"),
     Option("--file", "PATH", "print a file as it was"),
     Option("--list", "PATH", "list a directory as it was"),
@@ -179,21 +190,55 @@ _RUNNING = (
     *("--throw-away", "--cwd", "--env", "--env-file", "--timeout", "--memory", "--disk", "--processes", "--deny", "--reveal", "--system"),
     *("--allow", "--deny-command", "--network", "--allow-network", "--secret", "--intent", "--budget", "--no-dlp", "--publish"),
     *("--record-network", "--record-bodies", "--replay-network", "--capability", "--policy", "--explain", "--wait", "--no-wait"),
-    *("--watch-reads", "--observe"),
+    *("--watch-reads", "--observe", "--image"),
 )
 _RUNTIMES = ("--runtime", "--deterministic", "--seed", "--fuel", "--record", "--send")
 _TIMELINE = ("--timeline", "--in", "--for")
 _TIMELINE_HELPS = {"--for": "with --timeline: how long the session is kept after its last use: 10m, 1h (the default), 1d"}
+_RUN_HELPS = {"--for": f"{_TIMELINE_HELPS['--for']}; with --detach: how long the sandbox may run: 8h (the default), 7d"}
 _SHOWING = ("--all", "--stat", "--side-by-side", "--patch", "--raw", "--name-only", "--only", "--no-pager")
 
 VERBS = {
     "run": Verb(
         'run [OPTION…] "COMMAND" | run [OPTION…] -- PROGRAM [ARGUMENT…]',
         "run a command on a copy-on-write clone of this machine",
-        (*_RUNNING, *_RUNTIMES, "--diff", "--simulate", *_TIMELINE),
+        (*_RUNNING, *_RUNTIMES, "--diff", "--simulate", *_TIMELINE, "--detach", "--idle"),
         (1, ANY),
         command=True,
-        helps=_TIMELINE_HELPS,
+        helps=_RUN_HELPS,
+    ),
+    "ps": Verb(
+        "ps [--all]",
+        "list the sandboxes that run on in the background, and those that were lost",
+        ("--all",),
+        project=False,
+        helps={"--all": "also those that have ended, for a day"},
+    ),
+    "exec": Verb(
+        'exec [OPTION…] NAME "COMMAND" | exec [OPTION…] NAME -- PROGRAM [ARGUMENT…]',
+        "run a program in a sandbox that runs in the background, beside its others",
+        ("--cwd", "--env", "--env-file", "--timeout", "--stdin", "--terminal"),
+        (2, ANY),
+        command=True,
+        project=False,
+        named=True,
+        helps={"--cwd": "start in this directory; default: the one that the sandbox was started in"},
+    ),
+    "logs": Verb(
+        "logs NAME [--follow] [--limit N]",
+        "print what a program in the background has printed",
+        ("--follow", "--limit"),
+        (1, 1),
+        project=False,
+        helps={"--follow": "go on with what it prints, until the sandbox ends", "--limit": "the newest N lines"},
+    ),
+    "stop": Verb(
+        "stop NAME… [--timeout TIME] | stop --all [--timeout TIME]",
+        "end sandboxes in the background; their changes are kept",
+        ("--all", "--timeout"),
+        (0, ANY),
+        project=False,
+        helps={"--all": "all that run", "--timeout": "how long its program may take to end before it is killed; default: 10"},
     ),
     "shell": Verb(
         "shell [OPTION…]",
@@ -220,7 +265,7 @@ VERBS = {
         (
             *_SHOWING,
             *("--cwd", "--env", "--env-file", "--timeout", "--memory", "--disk", "--processes", "--deny", "--reveal", "--system"),
-            "--runtime",
+            *("--runtime", "--image"),
             *("--allow", "--deny-command", "--network", "--allow-network", "--secret", "--intent", "--budget", "--no-dlp", "--policy"),
         ),
         (0, ANY),
@@ -285,23 +330,23 @@ VERBS = {
         command=True,
     ),
     "timeline": Verb(
-        "timeline [ID] | timeline --all | timeline [ID] --end | timeline --all --end",
-        "show the steps of a session with a timeline, list such sessions, or end them",
-        ("--all", "--end"),
+        "timeline [ID] | timeline SANDBOX|DIR | timeline --all | timeline [ID] --end|--keep-files | timeline --all --end",
+        "show the steps of a session, or the runs of a sandbox; list sessions, or end them",
+        ("--all", "--end", "--keep-files"),
         (0, 1),
         project=False,
         helps={"--all": "all sessions that are held"},
     ),
     "rewind": Verb(
-        "rewind [ID] STEP | rewind [ID] --error",
-        "return a session to the state before a step, memory and files",
+        "rewind [ID] STEP | rewind [ID] --error | rewind SANDBOX|DIR STEP",
+        "return a session to the state before a step, memory and files; or a sandbox, files only",
         ("--error",),
         (0, 2),
         project=False,
     ),
     "inspect": Verb(
         "inspect [ID] [STEP] [--eval EXPRESSION | --file PATH | --list PATH] | inspect [ID] STEP [STEP] --diff",
-        "look at the variables and files of a session before a step",
+        "look at the variables and files of a session before a step, or at the files of a sandbox",
         ("--eval", "--file", "--list", "--diff", "--error", "--timeout"),
         (0, 3),
         project=False,
@@ -373,6 +418,13 @@ VERBS = {
         (0, 3),
         project=False,
     ),
+    "image": Verb(
+        "image | image add NAME [--pull] | image load FILE [--name NAME] | image from-machine NAME [--with PACKAGES] | image remove NAME",
+        "list the container images for runs, add, make or remove one",
+        ("--pull", "--with", "--name", "--yes"),
+        (0, 2),
+        project=False,
+    ),
     "policy": Verb(
         'policy explain | lint | schema | policy test "COMMAND" | policy learn [OPTION…] "COMMAND"… | policy learn -- PROGRAM [ARGUMENT…]',
         "explain, check and test the policy files, or learn a policy from commands",
@@ -439,9 +491,9 @@ VERBS = {
         project=False,
     ),
     "serve": Verb(
-        "serve [--most N] [--http] [--listen ADDRESS --token-file FILE] | serve --status | serve --stop",
+        "serve [--most N] [--http] [--listen ADDRESS --token-file FILE] [--log FORM] | serve --status | serve --stop | serve --unit KIND",
         "run the daemon of this user, which performs command lines, and serves them over HTTP",
-        ("--most", "--http", "--listen", "--token-file", "--status", "--stop"),
+        ("--most", "--http", "--listen", "--token-file", "--log", "--status", "--stop", "--unit"),
         project=False,
     ),
     "mcp": Verb(
@@ -465,11 +517,12 @@ VERBS = {
     "verify": Verb(
         "verify [OPTION…]",
         "attack sandboxes on this machine, and report for each promise whether it held",
-        ("--env", "--timeout", "--memory", "--disk", "--processes", "--deny", "--reveal", "--system", "--runtime"),
+        ("--env", "--timeout", "--memory", "--disk", "--processes", "--deny", "--reveal", "--system", "--runtime", "--image"),
     ),
     "setup": Verb(
-        "setup",
-        "make the state directory, check the machine, and say what to do next",
+        "setup [microvm]",
+        "make the state directory, check the machine, and say what to do next; or make the virtual machine of the runtime microvm",
+        words=(0, 1),
         project=False,
     ),
     "completion": Verb(
@@ -482,11 +535,5 @@ VERBS = {
     "version": Verb("version", "show the version", project=False),
 }
 
-_LATER = {
-    "detached runs": ("exec", "logs", "stop"),
-    "heavier isolation": ("image",),
-}
 VERBS["simulate"] = replace(VERBS["sim"], usage="simulate …", summary="the same as sim")
 VERBS["apply"] = replace(VERBS["promote"], usage="apply …", summary="the same as promote")
-_NOT_YET = Verb("", "", tuple(OPTIONS), (0, ANY), command=True)
-VERBS |= {name: replace(_NOT_YET, later=what) for what, names in _LATER.items() for name in names}

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from agent_sandbox._fast.values import dataclass
 from agent_sandbox.cli.grammar import COMMON, OPTIONS, VERBS
 from agent_sandbox.cli.manual import MANUAL
-from agent_sandbox.cli.parser import UsageError, unknown_verb
+from agent_sandbox.cli.parser import unknown_verb
 from agent_sandbox.cli.render.messages import Console
 from agent_sandbox.cli.results import VerbResult
 
@@ -77,9 +77,7 @@ def help_for(verb: str | None) -> HelpResult:
     """Return help about a verb, or about all of them. Raises `UsageError` if there is no such verb."""
     if verb is not None and verb not in VERBS:
         raise unknown_verb(verb)
-    if verb is not None and VERBS[verb].later:
-        raise UsageError(f"{verb!r} is not there yet: it arrives with {VERBS[verb].later}", hint="see: agent-sandbox help")
-    names = [verb] if verb is not None else [name for name in VERBS if not VERBS[name].later]
+    names = [verb] if verb is not None else list(VERBS)
     verbs = (
         VerbHelp(name, v.usage, v.summary, MANUAL.get(name, ""), _options(v.options, v.helps)) for name in names for v in (VERBS[name],)
     )

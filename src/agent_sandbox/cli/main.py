@@ -71,6 +71,7 @@ def _run(line: list[str]) -> int:
         from agent_sandbox.cli.render.json import print_document
 
         print_document(result)
+    result.go_on()
     return result.code
 
 
@@ -92,10 +93,22 @@ def _result(request: Request, console: Console) -> VerbResult:
         return _elsewhere(verb)
     match verb:
         case "run" | "code" if request.has("--timeline") or request.has("--in"):
+            from agent_sandbox.cli.timeline_options import TimelineRunOptions, runs_a_command
+
+            if runs_a_command(request):
+                from agent_sandbox.cli.commands.run import run
+
+                return run(options.CommandOptions.read(request), console)
             from agent_sandbox.cli.commands.timeline_run import run_with_timeline
-            from agent_sandbox.cli.timeline_options import TimelineRunOptions
 
             return run_with_timeline(TimelineRunOptions.read(request), console)
+        case "run" if request.has("--detach"):
+            from agent_sandbox.cli.commands.detach import detach
+            from agent_sandbox.cli.detached_options import DetachOptions
+
+            return detach(DetachOptions.read(request), console)
+        case "exec" | "logs" | "stop" | "ps":
+            return _detached(request)
         case "timeline" | "rewind" | "inspect" | "fork":
             return _timeline(request, console)
         case "run" | "sim" | "simulate":
@@ -172,6 +185,10 @@ def _result(request: Request, console: Console) -> VerbResult:
             from agent_sandbox.cli.commands.checkpoints import CheckpointOptions, checkpoints
 
             return checkpoints(CheckpointOptions.read(request), console)
+        case "image":
+            from agent_sandbox.cli.commands.image import ImageOptions, image
+
+            return image(ImageOptions.read(request), console)
         case "log":
             return _log(request)
         case "approve" | "deny":
@@ -215,9 +232,9 @@ def _result(request: Request, console: Console) -> VerbResult:
 
             return policy(options.PolicyVerbOptions.read(request), console)
         case _:
-            from agent_sandbox.cli.commands.setup import setup
+            from agent_sandbox.cli.commands.setup import setup, setup_microvm
 
-            return setup()
+            return setup_microvm(request.words[0], console) if request.words else setup()
 
 
 def _help(request: Request) -> VerbResult:
@@ -241,6 +258,21 @@ def _timeline(request: Request, console: Console) -> VerbResult:
             return inspect(InspectOptions.read(request), console)
         case _:
             return fork(ForkOptions.read(request), console)
+
+
+def _detached(request: Request) -> VerbResult:
+    from agent_sandbox.cli.commands.detached import execute_in, logs, ps, stop
+    from agent_sandbox.cli.detached_options import ExecOptions, LogsOptions, StopOptions
+
+    match request.verb:
+        case "exec":
+            return execute_in(ExecOptions.read(request))
+        case "logs":
+            return logs(LogsOptions.read(request))
+        case "stop":
+            return stop(StopOptions.read(request))
+        case _:
+            return ps(everything=request.has("--all"))
 
 
 def _log(request: Request) -> VerbResult:

@@ -6,13 +6,44 @@ MANUAL = {
     "run": """  agent-sandbox run "make test"
   agent-sandbox run --timeout 5m --memory 2G -- npm test
   agent-sandbox run --throw-away "rm -rf node_modules && ls"
+  agent-sandbox run --detach --publish 3000 "npm run dev"
 
 A single word is a line for bash; several words, or those after --, are a program and its arguments. Changes are kept in
 the project's sandbox, on top of those of earlier runs. The machine itself is never written. There is no network, unless --network
 names hosts or --allow-network opens all public ones.
 
+With --detach it prints the name of the sandbox as soon as the program runs, and the sandbox goes on without the command: until the
+program ends, `stop`, 8 hours (--for), or an hour without use (--idle). `exec` runs more programs in it. The sandbox of the project is in
+use meanwhile; --throw-away uses another one.
+
 It exits as the command does; 124 timed out, 125 the sandbox could not start, 126 denied or not executable,
 127 not found, 128+n ended by signal n, 137 out of memory.""",
+    "ps": """  agent-sandbox ps
+  agent-sandbox ps --all
+
+A sandbox is lost if the process that held it was killed: then nothing of it runs, and what it had changed is in its project's sandbox.
+Those that have ended are listed with --all for a day, and can still be asked for their output. `prune` forgets them.""",
+    "exec": """  agent-sandbox exec d3f9a12 -- curl -s localhost:8000
+  agent-sandbox exec --env NODE_ENV=test d3f9a12 "npm test && tail -n 3 server.log"
+  agent-sandbox exec -i d3f9a12 -- sh < script.sh
+  agent-sandbox exec -t d3f9a12 -- bash
+
+The program sees the files, processes, /tmp and network of the others in that sandbox, and has the variables and the directory that the
+sandbox was started with. The policy is that of the sandbox: each program is decided and recorded, and limits of memory, disk and processes
+are for all together. It ends with its caller, and in any case with the sandbox. What it leaves in the background goes on.
+
+Input is passed with --stdin, up to 16 MiB; or it is typed, with --terminal, which gives the program a terminal of its own: every key goes
+there, Ctrl-C too. It exits as the program does, and otherwise as run; a program that met the memory limit ends with 137.""",
+    "logs": """  agent-sandbox logs d3f9a12 --follow
+  agent-sandbox logs d3f9a12 --limit 20
+
+It prints what the first program of the sandbox has printed, to standard output and standard error as the program did. The newest output
+is kept on disk, about 24 MB, until a day after the sandbox has ended. Output of exec goes to its caller and is not in it.""",
+    "stop": """  agent-sandbox stop d3f9a12
+  agent-sandbox stop --all --timeout 30
+
+The first program and the processes of its group get SIGTERM. When it has ended, or after 10 seconds (--timeout), everything else in the
+sandbox is ended. The changes are in the sandbox of the project then: see diff and promote.""",
     "shell": """  agent-sandbox shell
   agent-sandbox shell --throw-away --env-file .env
 
@@ -120,7 +151,19 @@ present state, * the steps that led to it, ✗ an error, - a state that is not k
 which is indented.
 
 The code sees the project, the interpreter with its packages and the programs of the system, and not the rest of the machine. It has no
-standard input and no terminal. It changes neither the project nor the project's sandbox; `inspect --file` reads what it wrote.""",
+standard input and no terminal. It changes neither the project nor the project's sandbox; `inspect --file` reads what it wrote. --keep-files
+writes the files of the project that it has changed up to now into the project's sandbox, with their content and without their modes; from
+there `diff` shows them and `promote` applies them.
+
+  agent-sandbox run --timeline -- make test
+  agent-sandbox timeline .
+  agent-sandbox rewind . 3
+  agent-sandbox inspect . 3 --file report.txt
+
+`run --timeline` with a command, which has blanks or follows --, runs it in the project's sandbox as ever, and takes a snapshot before it.
+With . or another directory, or the name of a sandbox as `list` shows it, the verbs show these runs, go back to the files before one of
+them, and read, list and compare files. There is no memory to return to. A hundred runs are kept. A run without --timeline counts to the one
+before it.""",
     "rewind": """  agent-sandbox rewind 7
   agent-sandbox rewind --error
   echo "print(rows)" | agent-sandbox run --in last -
@@ -143,8 +186,8 @@ It exits with 1 if the expression raises or the file cannot be read in that stat
   agent-sandbox run --in t3f9a12.2 fix.py
 
 It prints the id of each new session. They have the memory and the files of that state, run independently of one another, and are held
-like the session that they come from, which rests until they are ended. A fork keeps no states: run code in it, and read its files
-with `inspect ID --file PATH`. Without a step, it is the present state.""",
+like the session that they come from, which rests until they are ended. A fork keeps no states: `rewind`, `inspect` and `fork` run
+its code again to reach one, and say so. Without a step, it is the present state.""",
     "status": """  agent-sandbox status
   agent-sandbox status --json
 
@@ -203,6 +246,16 @@ last, so nothing is lost. The machine itself is not touched.""",
 ID is a name, or the first letters of an id. A checkpoint holds all memory and files of its session: guard it as you guard those. One from
 somebody else is a program of theirs: it can do what the sandbox that resumes it permits. On a terminal, delete asks; elsewhere it needs
 --yes.""",
+    "image": """  agent-sandbox image from-machine python:3.11-slim
+  agent-sandbox run --image python:3.11-slim -- python3 --version
+  agent-sandbox image add node:22-slim
+  agent-sandbox image load image.tar --name mine:1
+
+Podman and docker only supply images: `add` copies one that they have, and --pull lets them get it from their registry first.
+`load` takes an archive of `podman save` or `docker save`. `from-machine` makes an image of installed packages and what they
+depend on, without a network. Every image is unpacked inside a sandbox, without devices and setuid bits. A run in an image has
+the walls of every other run, sees of the machine only the project, and never pulls. What it changes in the files of the image
+stays in the sandbox, and is listed apart, below /dev/image. On a terminal, remove asks; elsewhere it needs --yes.""",
     "snapshots": """Forgetting a snapshot frees what only it needed. The sandbox and other snapshots stay as they are. On a terminal it asks
 first; without one it needs --yes, and exits with 3.""",
     "policy": """  agent-sandbox policy explain
@@ -273,10 +326,13 @@ capability is refused.""",
     "serve": """  agent-sandbox serve
   agent-sandbox serve --status
 
-It runs until Ctrl-C, SIGTERM or serve --stop. While it does, run, code, sim, diff, status, list, log, snapshot, snapshots and rollback
-are performed by it, with the caller's streams, directory and environment, and with the same results. The caller performs the command
-itself where the daemon could not do exactly the same: at a terminal, in a container, with other limits or rights, or after an upgrade.
-With AGENT_SANDBOX_NO_DAEMON=1 no daemon is used. A caller that is killed ends its command; a daemon that is killed ends all of them.""",
+It runs until Ctrl-C, SIGTERM or serve --stop. While it does, run, code, sim, diff, status, list, log, snapshot, snapshots, rollback, exec,
+logs and ps are performed by it, with the caller's streams, directory and environment, and with the same results. Sandboxes in the
+background and sessions with a timeline that are begun then are owned by it: they end with it, in order if it is asked to stop.
+
+The caller performs the command itself where the daemon could not do exactly the same: at a terminal, in a container, with other limits or
+rights, or after an upgrade. With AGENT_SANDBOX_NO_DAEMON=1 no daemon is used. A caller that is killed ends its command; a daemon that is
+killed ends all of them.""",
     "mcp": """  claude mcp add sandbox -- agent-sandbox mcp --project "$PWD"
   agent-sandbox mcp --network packages --memory 4G
   agent-sandbox mcp --listen 127.0.0.1:8765
@@ -290,9 +346,13 @@ ask, else by `agent-sandbox approve`. It needs the extra `mcp`.""",
 attempt is first made without a sandbox, to show that it can succeed: reading planted secrets, writing real files,
 reaching listeners, processes and the kernel, using too much of everything, leaving something behind.
 
+--image NAME, --runtime gvisor and --runtime microvm attack a sandbox of that runtime as well, in a column of its own.
+
 It exits with 1 if something got through, or could not be tried. What this machine refuses even without a sandbox is called
 inconclusive and changes nothing. The runs are recorded in the ledger like any other.""",
-    "setup": """With the extra `wasm` it also compiles the interpreter for code inside WebAssembly: once, for some minutes.""",
+    "setup": """With the extra `wasm` it also compiles the interpreter for code inside WebAssembly: once, for some minutes.
+
+`setup microvm` boots a virtual machine once and saves it, so that later runs start from there. Otherwise the first run does it.""",
     "completion": """  eval "$(agent-sandbox completion bash)"                                          in ~/.bashrc
   eval "$(agent-sandbox completion zsh)"                                           in ~/.zshrc, after compinit
   agent-sandbox completion fish > ~/.config/fish/completions/agent-sandbox.fish

@@ -60,6 +60,7 @@ class PolicyOptions:
     no_dlp: bool = False
     publish: tuple[str, ...] = ()  # ports, as they are written
     budgets: tuple[str, ...] = ()  # of the network
+    image: str = ""
     capable: tuple[str, ...] = ()  # hosts that the capabilities of a run open: the last field, because no option sets it
 
     @classmethod
@@ -82,6 +83,7 @@ class PolicyOptions:
             request.has("--no-dlp"),
             read_names(request, "--publish"),
             request.values("--budget"),
+            request.value("--image") or "",
         )
 
 
@@ -137,6 +139,7 @@ class CommandOptions:
     record_bodies: bool = False
     replay_network: str | None = None
     send: bool = False
+    step: bool = False  # whether the run is a step of the sandbox's timeline
 
     @classmethod
     def read(cls, request: Request) -> CommandOptions:
@@ -188,6 +191,7 @@ class CommandOptions:
             request.has("--record-bodies"),
             request.value("--replay-network"),
             request.has("--send"),
+            request.has("--timeline"),
         )
 
     @property
@@ -197,8 +201,8 @@ class CommandOptions:
 
     @property
     def terminal(self) -> bool:
-        """Whether the program may have a terminal. Programs inside WebAssembly have none."""
-        return not (self.policy.deterministic or self._has_fuel or self.runtime == "wasm")
+        """Whether the program may have a terminal. Programs inside WebAssembly or a virtual machine have none."""
+        return not (self.policy.deterministic or self._has_fuel or self.runtime in ("wasm", "microvm"))
 
     @property
     def _has_fuel(self) -> bool:
@@ -361,17 +365,24 @@ class PolicyVerbOptions:
 
 @dataclass(frozen=True)
 class VerifyOptions:
-    """Options of `verify`."""
+    """Options of `verify`. `runtime` is one that is attacked beside `process`; empty for none."""
 
     project: str | None = None
     policy: PolicyOptions = PolicyOptions()
     env: tuple[str, ...] = ()
+    runtime: str = ""
 
     @classmethod
     def read(cls, request: Request) -> VerifyOptions:
-        if request.value("--runtime") not in (None, "process"):
-            raise UsageError(f"verify cannot test --runtime {request.value('--runtime')} yet", hint="leave out --runtime")
-        return cls(request.value("--project"), PolicyOptions.read(request), request.values("--env"))
+        name = request.value("--runtime") or "process"
+        if name == "container" and not request.has("--image"):
+            raise UsageError("verify --runtime container needs an image", hint="add --image NAME")
+        if name == "wasm":
+            raise UsageError("verify needs no --runtime wasm", hint="leave out --runtime: wasm is always attacked where it is compiled")
+        if name not in ("process", "container", "gvisor", "microvm"):
+            raise UsageError(f"verify cannot test --runtime {name}", hint="use process, container, gvisor or microvm")
+        runtime = "" if name in ("process", "container") else name  # an image says so itself
+        return cls(request.value("--project"), PolicyOptions.read(request), request.values("--env"), runtime)
 
 
 def _command(request: Request) -> tuple[str, ...]:

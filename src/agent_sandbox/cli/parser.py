@@ -101,11 +101,9 @@ def _without_verb(given: Mapping[str, list[str]], verb: str | None) -> Request:
 
 def _check(request: Request) -> None:
     verb = VERBS[request.verb]
-    if verb.later:
-        raise UsageError(f"{request.verb!r} is not there yet: it arrives with {verb.later}", hint="see: agent-sandbox help")
     for name in request.given:
         if name not in verb.every_option:
-            others = [each for each in VERBS if name in VERBS[each].options and not VERBS[each].later][:_NAMED]
+            others = [each for each in VERBS if name in VERBS[each].options][:_NAMED]
             hint = f"it is one of {', '.join(others)}; " if others else ""
             raise UsageError(f"{name} is not an option of {request.verb!r}", hint=f"{hint}see: agent-sandbox help {request.verb}")
     if request.has("--help"):
@@ -118,14 +116,14 @@ def _check(request: Request) -> None:
 
 def unknown_verb(verb: str) -> UsageError:
     """Return the error for a verb that does not exist, with the verb that was probably meant."""
-    close = _closest(verb, [name for name in VERBS if not VERBS[name].later])
+    close = _closest(verb, list(VERBS))
     run = f"to run a program: agent-sandbox run -- {verb} …; all verbs: agent-sandbox help"
     return UsageError(f"there is no verb {verb!r}", hint=f"did you mean {close!r}?" if close else run)
 
 
 def _unknown_option(name: str, verb: str) -> UsageError:
     """Return the error for an option that does not exist. Only options of the verb are suggested."""
-    known = VERBS[verb].every_option if verb in VERBS and not VERBS[verb].later else COMMON
+    known = VERBS[verb].every_option if verb in VERBS else COMMON
     close = _closest(name, [spelling for each in known for spelling in (each, *OPTIONS[each].short) if spelling.startswith("--")])
     return UsageError(
         f"there is no option {name!r}", hint=f"did you mean {close}?" if close else f"see: agent-sandbox help {verb}".rstrip()
@@ -137,7 +135,7 @@ def _closest(word: str, known: Sequence[str]) -> str | None:
     begun = [each for each in known if each.startswith(word)] if len(word.lstrip("-")) > 2 else []
     if len(begun) == 1:
         return begun[0]
-    most = min(2, len(word.lstrip("-")) // 3) or 1
+    most = min(2, len(word.lstrip("-")) // 3)  # almost everything is near a word of two letters
     distances = {each: _slips(word, each) for each in known if abs(len(each) - len(word)) <= most}
     best = min(distances, key=lambda each: distances[each], default=None)
     return best if best is not None and distances[best] <= most else None

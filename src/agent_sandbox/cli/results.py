@@ -33,6 +33,10 @@ class VerbResult(Protocol):
     def text(self, console: Console) -> None:
         """Print the result for people: data on standard output, messages on standard error."""
 
+    def go_on(self) -> None:
+        """Do what remains when the result is printed: for almost every verb nothing."""
+        return
+
 
 class Omitted:
     """The type of `OMITTED`, the value of a field that is left out of the document."""

@@ -15,18 +15,34 @@ class ServeOptions:
     http: bool = False
     listen: str | None = None
     token_file: str | None = None
+    log: str = "text"
     status: bool = False
     stop: bool = False
+    unit: str | None = None
 
     @classmethod
     def read(cls, request: Request) -> ServeOptions:
         most, listen, token = request.value("--most"), request.value("--listen"), request.value("--token-file")
         http, status, stop = request.has("--http"), request.has("--status"), request.has("--stop")
-        serving = http or any(each is not None for each in (most, listen, token))
-        if status + stop + serving > 1:
+        log, unit = request.value("--log"), request.value("--unit")
+        serving = http or any(each is not None for each in (most, listen, token, log))
+        if status + stop + serving + (unit is not None) > 1:
             raise UsageError(
-                "--status and --stop are about a daemon that runs, the others about a new one", hint="agent-sandbox help serve"
+                "--status and --stop are about a daemon that runs, --unit prints one for systemd, the others are about a new one",
+                hint="agent-sandbox help serve",
             )
+        for name, value, known in (("--log", log, ("text", "json")), ("--unit", unit, ("user", "system"))):
+            if value is not None and value not in known:
+                raise UsageError(f"{name} takes {' or '.join(known)}, not {value!r}", hint="agent-sandbox help serve")
         if token is not None and listen is None:
             raise UsageError("--token-file is for --listen", hint="add --listen 127.0.0.1:8765")
-        return cls(read_count("--most", most) if most is not None else None, http or listen is not None, listen, token, status, stop)
+        return cls(
+            read_count("--most", most) if most is not None else None,
+            http or listen is not None,
+            listen,
+            token,
+            log or "text",
+            status,
+            stop,
+            unit,
+        )

@@ -26,7 +26,23 @@ _OF_A_SESSION = (
     *("--allow", "--deny-command", "--network", "--allow-network", "--policy", "--language"),
 )
 _OF_A_TURN = ("--timeline", "--in", "--language")
+_OF_NO_STEP = ("--throw-away", "--simulate", "--diff", "--explain", "--for")
 _QUESTIONS: tuple[tuple[str, Question], ...] = (("--eval", "value"), ("--file", "read"), ("--list", "list"), ("--diff", "diff"))
+
+
+def runs_a_command(request: Request) -> bool:
+    """Return whether `run --timeline` has a command, which runs in the stored sandbox, and not a file of Python code for a session.
+
+    A command has blanks or follows `--`. Raises `UsageError` for options that do not go with it.
+    """
+    if request.verb != "run" or not request.has("--timeline") or request.has("--in") or request.has("--language"):
+        return False
+    first = request.words[0]
+    if first == "-" or first.endswith(".py") or not (request.separated or len(first.split()) > 1):
+        return False
+    if (wrong := next((option for option in _OF_NO_STEP if request.has(option)), None)) is not None:
+        raise UsageError(f"{wrong} does not go with --timeline and a command", hint="its state is kept in the project's sandbox")
+    return True
 
 
 @dataclass(frozen=True)
@@ -72,14 +88,17 @@ class TimelineOptions:
     session: str | None = None
     everything: bool = False
     end: bool = False
+    keep: bool = False
 
     @classmethod
     def read(cls, request: Request) -> TimelineOptions:
         session = _session(request.words)
         if session is not None and request.has("--all"):
             raise UsageError("name a session, or give --all", hint="see: agent-sandbox help timeline")
+        if request.has("--keep-files") and (request.has("--all") or request.has("--end")):
+            raise UsageError("--keep-files is for one session, which goes on", hint="end it afterwards: agent-sandbox timeline ID --end")
         _no_steps(request.words, "timeline")
-        return cls(session, request.has("--all"), request.has("--end"))
+        return cls(session, request.has("--all"), request.has("--end"), request.has("--keep-files"))
 
 
 @dataclass(frozen=True)

@@ -323,7 +323,7 @@ class Toolbox:
         try:
             variables = state.variables
             lines += [_described(each) for each in variables] or ["(no variables)"]
-        except SandboxError as error:  # a fork keeps no states, but has steps
+        except SandboxError as error:  # the state may not be kept, but has steps before it
             if step is not None:
                 raise
             lines.append(f"({error.message})")

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from agent_sandbox.mcp.tools import Toolbox
+from agent_sandbox.server.connections import BoundedProtocol
 from agent_sandbox.server.local_ports import LOCAL_HOSTS, bears, listening_at
 
 LONGEST_LINE = DEFAULT_MAX_REQUEST_BODY_SIZE
 TOO_LONG = b"too long\n"
 PATH = "/mcp"
-_MOST_CONNECTIONS = 256  # at once; more are told to come later
 _SESSION_SECONDS = 1800.0  # a handshake session without a request
 
 
@@ -175,7 +175,7 @@ def serve_app(app: ASGIApp, listener: socket.socket) -> None:
         access_log=False,
         ws="none",
         lifespan="on",
-        limit_concurrency=_MOST_CONNECTIONS,
+        http=BoundedProtocol,
         timeout_graceful_shutdown=2,
     )
     serving = _Port(config)

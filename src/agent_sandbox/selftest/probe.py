@@ -21,8 +21,9 @@ from agent_sandbox.selftest.bench import DecoyBench
 from agent_sandbox.selftest.boxes import Attempt, Box, Found
 
 RUN, SDK, WASM, PRODUCT = "run", "sdk", "wasm", "product"
+CHOSEN = CONTAINER, GVISOR, MICROVM = "container", "gvisor", "microvm"  # runtimes that are attacked, as that of the SDK, if they are named
 BOTH = (RUN, SDK)
-BOXES = (RUN, SDK, WASM, PRODUCT)  # in the order of the columns
+BOXES = (RUN, SDK, *CHOSEN, WASM, PRODUCT)  # in the order of the columns
 
 
 Look = Callable[[DecoyBench, Any], Found]  # the second argument is a `Box`, or the `Product`

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from agent_sandbox._calls import Run, code_of
 from agent_sandbox._fast.values import replace
-from agent_sandbox.assembly import here
+from agent_sandbox.assembly import here, registry
 from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.work import Command, Work
 from agent_sandbox.errors import RuntimeUnavailable
@@ -183,6 +183,31 @@ class Locked:
     def recorded_as(self, attempt: Attempt) -> str:
         """Return the digest of the code: the ledger records code by its digest."""
         return hashlib.sha256(_source(attempt).encode()).hexdigest()
+
+
+class OnRuntime(Locked):
+    """The sandbox that `Sandbox(runtime=…)` makes or, with an image, `Sandbox(image=…)`. It is attacked as that of the SDK is."""
+
+    def __init__(self, bench: DecoyBench, name: str, *, image: str = "", **settings: Any) -> None:
+        self.name = name
+        self._choice = ("image", image) if image else ("runtime", name)
+        super().__init__(bench, **dict([self._choice]), **settings)
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
+        registry().get(self.name).close()
+
+    def run(self, attempt: Attempt) -> AttemptResult:
+        """Run an attempt as Python code. Raises `WallAbsent` for one that needs a list of programs, which none of these runtimes has."""
+        if attempt.tools:
+            raise WallAbsent(f"lists of programs are refused by the runtime {self.name}")
+        return super().run(attempt)
+
+    def supervisor(self) -> tuple[str, ...]:
+        """Return the command line of a Python program that runs code in such a `Sandbox`."""
+        *words, source = super().supervisor()
+        name, value = self._choice
+        return (*words[:-1], _SUPERVISOR.replace("Sandbox(", f"Sandbox({name}={value!r}, "), source)
 
 
 class Compiled:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from glob import escape
@@ -156,6 +154,8 @@ def _paths_named(options: CommandOptions) -> tuple[str, ...]:
     if not unknown:
         return tuple(paths)
     first = options.words[0]
+    import shutil  # slow, and a diff of the sandbox needs none
+
     if (len(options.words) == 1 and set(first) & _SHELL) or shutil.which(first) is not None:
         return ()
     word = options.words[unknown[0]]
@@ -205,6 +205,8 @@ def diff_of(options: CommandOptions, session: Session, work: Work, project: Proj
 
     The changes are gone when the run ends, so the diff is written to a temporary file before the end, and shown afterwards.
     """
+    import tempfile  # slow, and a diff of the sandbox needs none
+
     shows: list[bool] = []
     said: list[str] = []
     with tempfile.SpooledTemporaryFile(_IN_MEMORY) as spool:

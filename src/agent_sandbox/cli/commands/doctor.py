@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -12,6 +13,8 @@ from agent_sandbox._fast.values import replace
 from agent_sandbox.assembly import here
 from agent_sandbox.cli.remedies import OWN_PROC, CheckRow, DoctorResult, Situation, idmapping_remedy, remedy
 from agent_sandbox.cli.render.messages import human_size
+from agent_sandbox.container_images import list_images
+from agent_sandbox.engine.images.container_engines import ENGINES
 from agent_sandbox.engine.plan_launch import NATIVE, tools
 from agent_sandbox.engine.retry import on_a_plan_that_holds
 from agent_sandbox.errors import SandboxError
@@ -23,6 +26,9 @@ from agent_sandbox.policy.model import CLONED_LIMITS, MIB, cloned
 from agent_sandbox.policy.secrets import default_masks
 from agent_sandbox.runtime import network_packages
 from agent_sandbox.runtime.base import Argv, Launch
+from agent_sandbox.runtime.gvisor.probe import try_platforms
+from agent_sandbox.runtime.gvisor.runsc import REMEDY
+from agent_sandbox.runtime.gvisor.runtime import GvisorRuntime
 from agent_sandbox.runtime.process.guest_handle import ProcessGuest
 from agent_sandbox.runtime.process.probe import trial, why_no_network
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
@@ -157,6 +163,24 @@ def wasm() -> tuple[Trial, str]:
     return Trial(True, f"a line of it ran in {completed.exit.usage.wall_seconds * 1000:.0f} ms{counting}"), ""
 
 
+def gvisor() -> CheckRow:
+    """Test real programs on a kernel in user space, on each of its platforms."""
+    gives = "a kernel in user space between a program and this machine's"
+    runtime = GvisorRuntime()
+    try:
+        trials = try_platforms(runtime)
+        version = runtime.program().version
+    except SandboxError as error:
+        return CheckRow("gvisor", "missing", gives, error.message, error.hint, False)
+    finally:
+        runtime.close()
+    said = "; ".join(f"{each.platform}: {each.why or f'ls ran inside in {each.seconds * 1000:.0f} ms'}" for each in trials)
+    if not any(not each.why for each in trials):
+        cure = REMEDY if probes.user_namespace().worked else ""  # no runsc starts without one, and a row above says what to do
+        return CheckRow("gvisor", "missing", gives, f"runsc {version}: {said}", cure, False)
+    return CheckRow("gvisor", "ok", gives, f"runsc {version}: {said}", "", False)
+
+
 _FULL_LANDLOCK = 6  # the first ABI with everything that the rules use
 
 
@@ -191,7 +215,39 @@ def examine(here: Situation) -> list[CheckRow]:
         rows = [replace(row, remedy=cure) if row.name == "a kept run" and cure and row.status != "ok" else row for row in rows]
     images = [_images(here)] if here.root else []
     interpreters = (_interpreter(language) for language in LANGUAGES)
-    return [*rows, *images, _landlock(), _control_groups(), _socket_buffers(), _network(), *interpreters, _wasm()]
+    return [
+        *rows,
+        *images,
+        _landlock(),
+        _control_groups(),
+        _socket_buffers(),
+        _network(),
+        *interpreters,
+        _wasm(),
+        _container(),
+        gvisor(),
+        _microvm(),
+    ]
+
+
+def _container() -> CheckRow:
+    """Return the row about the container runtime: a program is started in an image, if there is one."""
+    gives, images = "programs of an image, beside the project", list_images()
+    if not images:
+        engines = ", ".join(filter(shutil.which, ENGINES)) or "neither podman nor docker is installed"
+        remedy = "agent-sandbox image from-machine python:3.11-slim, or image add NAME (apt-get install podman)"
+        return CheckRow("container", "weaker", gives, f"no image yet; engines: {engines}", remedy, False)
+    name = images[0].names[0] if images[0].names else images[0].id
+    runtime = here().container(ProcessRuntime(single_threaded=True))
+    try:
+        began = time.monotonic()
+        why = runtime.trial(name)
+        took = time.monotonic() - began
+    finally:
+        runtime.close()
+    if why:
+        return CheckRow("container", "weaker", gives, why, "agent-sandbox image remove, and make it again", False)
+    return CheckRow("container", "ok", gives, f"a program started in {name} in {took * 1000:.0f} ms", "", False)
 
 
 def _required(name: str, trial: Trial, gives: str, what_to_do: str) -> CheckRow:
@@ -271,3 +327,24 @@ def _interpreter(language: str) -> CheckRow:
 def _wasm() -> CheckRow:
     trial, what_to_do = wasm()
     return CheckRow("wasm", "ok" if trial.worked else "missing", "Python and JavaScript inside WebAssembly", trial.said, what_to_do, False)
+
+
+def _microvm() -> CheckRow:
+    gives = "a kernel of its own, in a virtual machine"
+    runtime = here().microvm()
+    try:
+        recipe = runtime.recipe()
+        if runtime.template(recipe) is None:
+            return CheckRow("microvm", "missing", gives, "no machine has been made yet", "run: agent-sandbox setup microvm", False)
+        began = time.monotonic()
+        support = runtime.probe()
+        if not support.available:
+            return CheckRow("microvm", "missing", gives, next(iter(support.missing.values())), "please report this", False)
+    except SandboxError as error:
+        return CheckRow("microvm", "missing", gives, error.message, error.hint, False)
+    finally:
+        runtime.close()
+    said = (
+        f"a machine with Linux {recipe.kernel.version} ran a line of Python; start to end, with its check, {time.monotonic() - began:.1f} s"
+    )
+    return CheckRow("microvm", "ok", gives, f"{said}; its processor is emulated, so programs are slow", "", False)

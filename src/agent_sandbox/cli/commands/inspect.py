@@ -6,8 +6,8 @@ import os
 import sys
 
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
-from agent_sandbox.cli.commands.timeline import TimelineStep, found
-from agent_sandbox.cli.render.messages import Console, shown
+from agent_sandbox.cli.commands.timeline import TimelineStep, found, sandbox_of
+from agent_sandbox.cli.render.messages import Console, remark, shown
 from agent_sandbox.cli.render.timeline import frame_lines, step_title, variable_lines
 from agent_sandbox.cli.results import ErrorFacts, ErrorResult, PathName, VerbResult
 from agent_sandbox.server import client, messages
@@ -72,6 +72,8 @@ class InspectResult(VerbResult):
 
     def text(self, console: Console) -> None:
         print(console.style.heading(shown(f"{self.session} before {step_title(self.step)}")))
+        if not self.step.kept:
+            remark("this state was not kept: code ran again to reach it")
         for line in variable_lines(self.variables):
             print(shown(line))
         if not self.variables:
@@ -161,6 +163,10 @@ class StateDiffResult(VerbResult):
 
 def inspect(options: InspectOptions, console: Console) -> VerbResult:
     """Look at a state. Nothing is changed, whatever the answer takes."""
+    if (stored := sandbox_of(options.session)) is not None:
+        from agent_sandbox.cli.commands.run_timeline import inspect_runs  # which imports this module
+
+        return inspect_runs(stored, options)
     taken = found(options.session, console)
     with client.opened(taken.place) as link:
         if options.question == "diff":

@@ -16,6 +16,7 @@ from agent_sandbox.engine.recover import interrupted
 from agent_sandbox.errors import Busy, PolicyError, SandboxError
 from agent_sandbox.kernel import usage
 from agent_sandbox.policy.model import Policy, cloned
+from agent_sandbox.server.detached_places import DetachedPlaces
 from agent_sandbox.server.places import Places
 from agent_sandbox.workspace import sandbox_inventory
 from agent_sandbox.workspace.experiment_store import ExperimentStore
@@ -227,6 +228,7 @@ def prune(options: PruneOptions, console: Console) -> VerbResult:
     results = [_remove(known, each) for known, each in listed]
     removed, failed = (tuple(each for each in results if (each.failure is None) is done) for done in (True, False))
     sandbox_inventory.remove_unused_locks(store)
+    DetachedPlaces(store).forget_ended()
     returned = sandbox_inventory.return_unused_blocks(store)
     outcome: Literal["pruned", "nothing-to-do"] = "pruned" if plan or returned else "nothing-to-do"
     return PruneResult(

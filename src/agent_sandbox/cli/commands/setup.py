@@ -12,6 +12,7 @@ from typing import Literal
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.assembly import here
 from agent_sandbox.cli.commands.doctor import examine
+from agent_sandbox.cli.parser import UsageError
 from agent_sandbox.cli.remedies import CheckRow, DoctorResult, Situation
 from agent_sandbox.cli.render.messages import Console, counted, shown
 from agent_sandbox.cli.results import OMITTED, Omitted, PathName, VerbResult
@@ -135,6 +136,32 @@ class SetupResult(VerbResult):
         if self.usable:
             print(self.message)
             print(_NEXT)
+
+
+@dataclass(frozen=True)
+class MachineSetupResult(VerbResult):
+    """The outcome of `setup microvm`. `emulated` says that the machine's processor is emulated, which is slow."""
+
+    kind = "setup-microvm"
+
+    kernel: str
+    memory_mib: int
+    emulated: bool
+    template: PathName
+
+    def text(self, console: Console) -> None:
+        how = ", on an emulated processor" if self.emulated else ""
+        print(f"A virtual machine with Linux {self.kernel} is ready{how}: agent-sandbox run --runtime microvm -- COMMAND")
+
+
+def setup_microvm(what: str, console: Console) -> MachineSetupResult:
+    """Make the template of the runtime microvm, unless it is there. Raises `RuntimeUnavailable` with what is missing."""
+    if what != "microvm":
+        raise UsageError(f"setup knows no {what!r}", hint="agent-sandbox setup, or: agent-sandbox setup microvm")
+    runtime = here().microvm()
+    recipe = runtime.recipe()
+    made = runtime.make(recipe, lambda step: console.note(f"making a virtual machine, once: {step}"))
+    return MachineSetupResult(recipe.kernel.version, made.memory_mib, made.accelerator == "tcg", PathName(made.directory))
 
 
 def setup() -> SetupResult:

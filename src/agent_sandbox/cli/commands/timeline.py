@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.assembly import here
+from agent_sandbox.cli.context import current
 from agent_sandbox.cli.render.messages import Console, counted, remark, shown
 from agent_sandbox.cli.render.timeline import session_line, step_title, tree_lines
 from agent_sandbox.cli.results import PathName, VerbResult
+from agent_sandbox.errors import PolicyError
 from agent_sandbox.server import client
 from agent_sandbox.server.places import Places
+from agent_sandbox.workspace import sandbox_inventory
 from agent_sandbox.workspace.store import Store
+from agent_sandbox.workspace.stored_sandbox import Stored
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -113,7 +117,7 @@ class TimelineResult(VerbResult):
         if len(self.steps) < self.session.steps:
             remark(f"{counted(self.session.steps - len(self.steps), 'older step')} not shown")
         given_up = [step.number for step in self.steps if not step.kept]
-        if given_up and self.session.parent is None:
+        if given_up:
             console.note(f"{counted(len(given_up), 'state')} not kept (marked -); rewind may reach one by running its code again")
 
 
@@ -177,6 +181,16 @@ class ForkResult(VerbResult):
         console.note(f"forked from {self.session} before step {self.step}; go on: agent-sandbox run --in {self.forks[0]} FILE")
 
 
+def sandbox_of(name: str | None) -> Stored | None:
+    """Return the stored sandbox that is named, by its own name or by the directory of its project; None if it is the name of a session."""
+    if name is None:
+        return None
+    if "/" in name or name in (".", ".."):
+        return Stored(current(None if name == "." else name).state)
+    known = sandbox_inventory.look_at(Store.open(here().host.state), name)
+    return None if known is None else Stored(known.state)
+
+
 def places() -> Places:
     """Return the places of this user's holders."""
     return Places(Store.open(here().host.state))
@@ -191,7 +205,11 @@ def found(name: str | None, console: Console) -> client.FoundSession:
 
 
 def timeline(options: TimelineOptions, console: Console) -> VerbResult:
-    """Show the steps of a session; list or end sessions."""
+    """Show the steps of a session or the runs of a sandbox; list or end sessions."""
+    if (stored := sandbox_of(options.session)) is not None:
+        from agent_sandbox.cli.commands.run_timeline import show_runs  # which imports this module
+
+        return show_runs(stored, end=options.end or options.keep)
     if options.everything:
         known = client.sessions(places())
         if options.end:
@@ -200,6 +218,10 @@ def timeline(options: TimelineOptions, console: Console) -> VerbResult:
     taken = found(options.session, console)
     if options.end:
         return EndedResult((_end(taken),))
+    if options.keep:
+        from agent_sandbox.cli.commands.session_files import keep_files  # few sessions are kept
+
+        return keep_files(taken)
     with client.opened(taken.place) as link:
         told = link.ask({"do": "timeline", "session": taken.id})
     return timeline_result(told, taken.idle_seconds)
@@ -231,8 +253,12 @@ def _end(taken: client.FoundSession) -> str:
     return taken.id
 
 
-def rewind(options: RewindOptions, console: Console) -> RewindResult:
-    """Return a session to the state before a step."""
+def rewind(options: RewindOptions, console: Console) -> VerbResult:
+    """Return a session, or the files of a sandbox, to the state before a step."""
+    if (stored := sandbox_of(options.session)) is not None:
+        from agent_sandbox.cli.commands.run_timeline import rewind_runs  # which imports this module
+
+        return rewind_runs(stored, options.step)
     taken = found(options.session, console)
     with client.opened(taken.place) as link:
         told = link.ask({"do": "rewind", "session": taken.id, "step": options.step})
@@ -241,6 +267,9 @@ def rewind(options: RewindOptions, console: Console) -> RewindResult:
 
 def fork(options: ForkOptions, console: Console) -> ForkResult:
     """Make sessions from the state before a step."""
+    if sandbox_of(options.session) is not None:
+        why = "a stored sandbox has no memory to fork"
+        raise PolicyError(why, hint='try several commands on its files at once: agent-sandbox try a="…" b="…" --check "…"')
     taken = found(options.session, console)
     with client.opened(taken.place) as link:
         told = link.ask({"do": "fork", "session": taken.id, "step": options.step, "count": options.count})

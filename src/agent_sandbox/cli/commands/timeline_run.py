@@ -11,12 +11,12 @@ from agent_sandbox.cli import caller
 from agent_sandbox.cli.commands.code import language_of, read_source, script_file
 from agent_sandbox.cli.commands.timeline import TimelineStep, found, places
 from agent_sandbox.cli.context import project_of, working_directory
-from agent_sandbox.cli.execute import NOT_EXECUTABLE, OUT_OF_MEMORY, TIMED_OUT, directory_of, say_how_it_ended, variables_of
+from agent_sandbox.cli.execute import code_told, directory_of, say_how_it_ended, variables_of
 from agent_sandbox.cli.options import JSON_OUTPUT_BYTES
 from agent_sandbox.cli.parser import UsageError
 from agent_sandbox.cli.render.messages import Console, remark
 from agent_sandbox.cli.render.timeline import kept_for
-from agent_sandbox.cli.results import NOT_APPROVED, VerbResult
+from agent_sandbox.cli.results import VerbResult
 from agent_sandbox.cli.timeline_options import NEWEST, TimelineRunOptions
 from agent_sandbox.errors import SandboxError
 from agent_sandbox.policy.files.presets import PRESETS
@@ -25,10 +25,8 @@ from agent_sandbox.server import client
 from agent_sandbox.server.timeline_sandbox import SessionRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import Any
+    from collections.abc import Callable
 
-_REFUSED = {"approval": NOT_APPROVED, "denied": NOT_EXECUTABLE, "invalid": 2}
 _INTERRUPTED = 130
 
 
@@ -101,6 +99,9 @@ class _RemoteGuest:
 
 def run_with_timeline(options: TimelineRunOptions, console: Console) -> VerbResult:
     """Run code in a new session with a timeline, or in one that is held. The session is kept afterwards."""
+    if options.session is None and options.file.isidentifier() and not os.path.exists(options.file):
+        hint = f"a command follows --: agent-sandbox run --timeline -- {options.file}"
+        raise UsageError(f"{options.file!r} is no file of Python code", hint=hint)
     source = read_source(options.file)
     language = "python" if options.file == "-" and options.language is None else language_of(options.language, options.file, source)
     if language != "python":
@@ -167,7 +168,7 @@ def _turn(link: client.HolderLink, name: str, source: str, collect: bool, kept_s
     failed = told["failed"]
     return TimelineRunResult(
         name,
-        _code_of(told, forward.received),
+        code_told(told, forward.received, interrupted=_INTERRUPTED),
         str(told["reason"]),
         told["signal"],
         str(told["error"]) if told["refused"] else None,
@@ -190,17 +191,3 @@ def _end(link: client.HolderLink, name: str) -> None:
         link.ask({"do": "end", "session": name})
     except SandboxError:  # it has ended by itself
         return
-
-
-def _code_of(told: Mapping[str, Any], signals: list[int]) -> int:
-    """Return the exit code for the end of a turn, as `run` does."""
-    if told["refused"]:
-        return _REFUSED[str(told["refused"])]
-    reason, code = ExitReason(told["reason"]), int(told["exit"])
-    if reason is ExitReason.TIMED_OUT:
-        return TIMED_OUT
-    if reason is ExitReason.OUT_OF_MEMORY:
-        return OUT_OF_MEMORY
-    if signals and (reason is ExitReason.KILLED or code == _INTERRUPTED):
-        return 128 + signals[-1]
-    return code

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Literal
 
-from agent_sandbox._fast.values import dataclass
+from agent_sandbox._fast.values import dataclass, replace
 from agent_sandbox.assembly import here
 from agent_sandbox.cli.caller import guest_environment, unwound_by_signals
 from agent_sandbox.cli.context import policy_of, project_of, working_directory
@@ -27,11 +27,12 @@ from agent_sandbox.policy.paths import Tree
 from agent_sandbox.policy.secrets import Mask
 from agent_sandbox.selftest.bench import DecoyBench, Surroundings, aside, set_up
 from agent_sandbox.selftest.boxes import Bare
-from agent_sandbox.selftest.probe import BOXES, PRODUCT, SDK, WASM, Probe, Seen, judge, look, look_inside
+from agent_sandbox.selftest.differences import DIFFERENCES
+from agent_sandbox.selftest.probe import BOXES, CHOSEN, CONTAINER, PRODUCT, SDK, WASM, Absent, Probe, Seen, judge, look, look_inside
 from agent_sandbox.selftest.probe import Result as ProbeResult
 from agent_sandbox.selftest.probes import PROBES
 from agent_sandbox.selftest.product import Product
-from agent_sandbox.selftest.sandboxed import Cloned, Compiled, Locked
+from agent_sandbox.selftest.sandboxed import Cloned, Compiled, Locked, OnRuntime
 from agent_sandbox.selftest.walls import judge_walls
 from agent_sandbox.workspace.project import Project
 from agent_sandbox.workspace.store import SandboxState, Store
@@ -111,17 +112,24 @@ def verify(options: VerifyOptions, console: Console) -> VerbResult:
 
 def _attack(options: VerifyOptions, *, progress: bool) -> list[ProbeResult]:
     policy = policy_of(options.policy, _project(options))
+    image, policy = policy.image, replace(policy, image="")  # `run` is attacked on the machine, and an image beside it
+    chosen = [name for name, wanted in ((CONTAINER, image), (options.runtime, options.runtime)) if wanted]
+    attacks = _ASIDE | {name: _on_runtime(name, image if name == CONTAINER else "") for name in chosen}
     store = Store.open(here().host.state)
     with set_up(_places(policy), _surroundings(policy), forget=lambda bench: _forget(store, bench)) as bench:
         # Not before the bench is set up, as `run` would: it has put a secret into our environment, which must not come along.
         environment = guest_environment(os.environ, options.env, home=here().host.home)
         cloned = Cloned(bench, policy, environment, store.sandbox_for(bench.project))
         with ExitStack() as stack:
-            others = {box: stack.enter_context(aside(lambda attack=attack: attack(bench))) for box, attack in _ASIDE.items()}  # type: ignore[misc]
+            others = {box: stack.enter_context(aside(lambda attack=attack: attack(bench))) for box, attack in attacks.items()}  # type: ignore[misc]
             seen = {cloned.name: _in_the_foreground(bench, cloned, progress=progress)}
             seen |= {box: _seen_aside(box, result) for box, result in others.items()}
     without = seen[Bare.name]
-    return [judge(probe, box, without.get(probe.name, ""), seen[box][probe.name]) for probe in PROBES for box in probe.boxes]
+    return [
+        judge(probe, box, without.get(probe.name, ""), seen[box][probe.name])
+        for probe in PROBES
+        for box in (*probe.boxes, *(chosen if SDK in probe.boxes else ()))
+    ]
 
 
 def _bare(bench: DecoyBench) -> Seen:
@@ -130,6 +138,16 @@ def _bare(bench: DecoyBench) -> Seen:
 
 def _locked(bench: DecoyBench) -> Seen:
     return look_inside(Locked(bench), _for(SDK), bench)
+
+
+def _on_runtime(name: str, image: str) -> Callable[[DecoyBench], Seen]:
+    different = DIFFERENCES.get(name, {})
+    tried = [probe for probe in _for(name) if probe.name not in different]
+
+    def attack(bench: DecoyBench) -> Seen:
+        return {probe: Absent(why) for probe, why in different.items()} | look_inside(OnRuntime(bench, name, image=image), tried, bench)
+
+    return attack
 
 
 def _compiled(bench: DecoyBench) -> Seen:
@@ -146,6 +164,7 @@ _ASIDE: dict[str, Callable[[DecoyBench], Seen]] = {Bare.name: _bare, SDK: _locke
 
 def _for(box: str) -> list[Probe]:
     """Return the probes that run in this box. On the bare machine these are all that do not show by themselves that they can succeed."""
+    box = SDK if box in CHOSEN else box
     return [probe for probe in PROBES if (not probe.own_control if box == Bare.name else box in probe.boxes)]
 
 

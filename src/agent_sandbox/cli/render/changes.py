@@ -16,6 +16,7 @@ from agent_sandbox.cli.render.colours import Painter
 from agent_sandbox.cli.render.messages import Console, counted
 from agent_sandbox.cli.results import OMITTED, Omitted
 from agent_sandbox.errors import PolicyError
+from agent_sandbox.kernel.mount_plan import IMAGES
 from agent_sandbox.policy.paths import contains, covering
 from agent_sandbox.workspace.changes import Change, ChangeSet, Contents, Kind
 from agent_sandbox.workspace.diff.compare import (
@@ -184,9 +185,12 @@ def rows(show: ShowOptions, material: Material, *, columns: int, words: bool) ->
 def _sections(material: Material, in_full: Callable[[Iterable[Change]], Iterator[Row]]) -> Iterator[Row]:
     files, everything = material.files, material.everything
     yield from in_full(files.project)
-    if files.elsewhere:
-        yield from _heading(f"Elsewhere on the machine: {counted(len(files.elsewhere), 'change')}", after=bool(files.project))
-        yield from in_full(files.elsewhere) if everything else map(listed, files.elsewhere)
+    of_image = tuple(change for change in files.elsewhere if change.path.startswith(IMAGES))
+    titles = ("Elsewhere on the machine: {}", tuple(change for change in files.elsewhere if change not in of_image))
+    for title, changes in (titles, ("In the files of the image: {}, which stay in the sandbox", of_image)):
+        if changes:
+            yield from _heading(title.format(counted(len(changes), "change")), after=bool(files.project))
+            yield from in_full(changes) if everything else map(listed, changes)
     if files.noise:
         folded = "" if everything else ", promoted with --caches, shown with --all"
         title = f"Caches and scratch files: {counted(len(files.noise), 'change')}{folded}"

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+
+from agent_sandbox._fast.values import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable, Iterator
 
 _USUAL = "less"
 _NONE = ("", "cat")
@@ -78,6 +81,9 @@ class _Sink:
             raise _PagerGone from error
 
     def _start(self) -> Callable[[bytes], object]:
+        import signal  # both are slow, and few outputs fill a screen
+        import subprocess
+
         # No shell starts the pager, and `less` may not start a shell: a guest's text on the screen may trick the reader into using it.
         settings = {"LESSSECURE": "1", "LESS": os.environ.get("LESS", "FRX")}
         environment = {name: value for name, value in os.environ.items() if name not in ("LESSOPEN", "LESSCLOSE")} | settings
@@ -93,6 +99,8 @@ class _Sink:
         return self._pager.stdin.write
 
     def _take_interrupts_again(self) -> None:
+        import signal  # slow, and only a pager needs it
+
         signal.signal(signal.SIGINT, self._interrupt or signal.SIG_DFL)
 
     def forget(self) -> None:
