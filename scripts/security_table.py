@@ -1,4 +1,5 @@
-"""Run the attack suite, as root and as a user who owns nothing, and print one table: every case, what was tried, and how it went.
+"""Run the attack suite, as root and as a user who owns nothing, on every runtime, and print one table: every case, what was tried, and
+how it went.
 
 A case that was not tried is not a case that passed. The status is zero only if every attack held, with a control arm that showed it could
 have failed; if no attack of the highest priority was skipped; and if every case of the complete surfaces has a test or a stated reason.
@@ -18,12 +19,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from scripts import apart
-from tests.security.cases import CASES, COMPLETE, priority
+from tests.security.cases import CASES, COMPLETE, INAPPLICABLE, UNAVAILABLE, priority
+from tests.security.runtimes import HEAVIER, PROCESS
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 SUITE = "tests/security"
 LONGEST = 110  # characters of a column
 HOLDS, NO_CONTROL, NOT_TRIED, LEFT_OPEN = "holds", "NO CONTROL", "NOT TRIED", "LEFT OPEN"
+# A stated reason: the attack means nothing on this runtime, or this machine lacks the runtime.
+NO_ATTACK, NOT_HERE = "does not apply", "NOT HERE"
 OUTCOMES = {"failure": "FAILED", "error": "BROKEN", "skipped": NOT_TRIED}
 
 
@@ -47,7 +51,7 @@ class Row(NamedTuple):
     @property
     def sinks_the_release(self) -> bool:
         """Whether nothing may be shipped with this row in the table."""
-        return self.verdict not in (HOLDS, NOT_TRIED) or (self.verdict == NOT_TRIED and self.prio == "P0")
+        return self.verdict not in (HOLDS, NOT_TRIED, NO_ATTACK, NOT_HERE) or (self.verdict == NOT_TRIED and self.prio == "P0")
 
 
 def is_case(word: str) -> bool:
@@ -62,10 +66,11 @@ def row_of(test: ElementTree.Element, who: str) -> Row | None:
     case = next((word for word in reversed(parameters.split("-")) if is_case(word)), None)
     if case is None:
         return None
-    runtime = "process" if parameters.startswith("process-") else "host"
+    runtime = next((name for name in (PROCESS, *HEAVIER) if parameters.startswith(f"{name}-")), "host")
+    parameters = parameters.removeprefix(f"{runtime}-")
     if ".test_wasm" in test.get("classname", ""):
         runtime = "wasm"
-    variant = parameters.removeprefix("process-").removesuffix(f"-{case}").removeprefix(f"{case}-")
+    variant = parameters.removesuffix(f"-{case}").removeprefix(f"{case}-")
     attack = name.removeprefix("test_").replace("_", " ") + (f" ({variant})" if variant != case else "")
     said = {each.get("name"): each.get("value") or "" for each in test.iter("property")}
     happened, control = said.get("happened", ""), said.get("control", "")
@@ -74,6 +79,9 @@ def row_of(test: ElementTree.Element, who: str) -> Row | None:
         found = test.find(tag)
         if found is not None:
             verdict, happened, control = word, (found.get("message") or "").strip().split("\n")[0], ""
+    for beginning, word in ((INAPPLICABLE, NO_ATTACK), (UNAVAILABLE, NOT_HERE)):
+        if verdict == NOT_TRIED and happened.startswith(beginning):
+            verdict, happened = word, happened.removeprefix(beginning)
     return Row(case, priority(*map(int, case.split("+"))), runtime, who, attack, verdict, happened, control)
 
 
@@ -94,7 +102,7 @@ def beside(rows: Iterable[Row]) -> Iterator[Row]:
 
 def table(rows: Iterable[Row]) -> list[str]:
     """The rows in the order of their cases, in columns that fit what is in them; what is too long is cut."""
-    ordered = sorted(rows, key=lambda row: (row.numbers, row.attack, row.who))
+    ordered = sorted(rows, key=lambda row: (row.numbers, row.attack, row.runtime, row.who))
     cells = [[cell if len(cell) <= LONGEST else cell[: LONGEST - 1] + "…" for cell in row] for row in (Row(*Row._fields), *ordered)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(Row._fields))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
@@ -135,6 +143,8 @@ def main() -> int:
     wrong += [f"case {row.case}: {row.verdict}: {row.attack}: {row.happened}" for row in notes if row.verdict not in (NOT_TRIED, LEFT_OPEN)]
     wrong += [f"as {who}: no attack ran, so nothing has been shown" for who, (_, found) in ran.items() if not found]
     wrong += [f"as {who}: pytest ended with status {status}" for who, (status, _) in ran.items() if status]
+    for why in dict.fromkeys(row.happened for row in rows if row.verdict == NOT_HERE):
+        print(red(f"NOT TESTED: {why}"))
     if "root" not in halves:
         print(red("NOT TESTED: what the sandbox promises to root; that needs: sudo make security"))
     for line in wrong:

@@ -2,7 +2,7 @@
 
 One place for it, because a table of what ran is worth nothing without the list of what should have. `P0` must hold before any release,
 `P1` before the first stable one, `P2` is documented. Numbers are fixed: documents, tests and people refer to them. A case names the
-runtimes that it is about; `host` is our own side. Cases about other runtimes join when those runtimes do.
+runtimes that it is about; `host` is our own side, and `process` stands for every runtime of native programs.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from enum import Enum
 from typing import Literal, NamedTuple
 
 Priority = Literal["P0", "P1", "P2"]
+# How the reason of a skip begins, if an attack means nothing on a runtime, and if this machine lacks the runtime.
+INAPPLICABLE, UNAVAILABLE = "does not apply: ", "not on this machine: "
 
 
 class Surface(Enum):
@@ -147,8 +149,8 @@ _ALL = (
     Case(165, _WASM, "P1", _INSIDE, "an engine that has been broken out of"),
     Case(166, _SUPPLY, "P0", _PROCESS, "install scripts of packages"),
     Case(167, _SUPPLY, "P1", _PROCESS, "a poisoned cache for the next run"),
-    Case(169, _SUPPLY, "P0", _HOST, "engines and helpers with known holes", lacking="no floors of versions: nothing uses an engine yet"),
-    Case(170, _SUPPLY, "P1", _HOST, "a helper swapped on disk", lacking="no digest of our own interpreter is kept; images: none yet"),
+    Case(169, _SUPPLY, "P0", _HOST, "engines and helpers with known holes", lacking="no floors of versions for runsc and QEMU"),
+    Case(170, _SUPPLY, "P1", _HOST, "a helper swapped on disk", lacking="no digest of our own interpreter is kept"),
     Case(181, _FILES, "P0", _PROCESS, "secrets at any depth of a project, under any name that keys have"),
     Case(182, _FILES, "P0", _PROCESS, "credentials that unknown tools keep in a home"),
     Case(183, _FILES, "P0", _BOTH, "making git track a secret, so that it is shown"),

@@ -9,16 +9,17 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox.ledger.writer import Ledger
+from agent_sandbox.runtime.base import Runtime
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from agent_sandbox.runtime.wasm.runtime import WasmRuntime
 from tests import compiled
-from tests.security.harness import RUNTIMES, Box
+from tests.security.harness import Box
 
 
-@pytest.fixture(scope="session", params=RUNTIMES)
-def runtime(request: pytest.FixtureRequest) -> Iterator[ProcessRuntime]:
-    """Each runtime that this host has."""
-    made = {"process": ProcessRuntime}[request.param]()
+@pytest.fixture(scope="session")
+def runtime() -> Iterator[ProcessRuntime]:
+    """The process runtime."""
+    made = ProcessRuntime()
     yield made
     made.close()
 
@@ -36,7 +37,7 @@ def home(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def box(runtime: ProcessRuntime, project: Path, home: Path, tmp_path: Path) -> Box:
+def box(runtime: Runtime, project: Path, home: Path, tmp_path: Path) -> Box:
     """A sandbox on the whole machine."""
     return Box(runtime, project, home, Ledger(str(tmp_path / "ledger"), clock=time.time))
 

@@ -26,18 +26,19 @@ from agent_sandbox.engine.run import Session
 from agent_sandbox.engine.runtimes import only
 from agent_sandbox.engine.work import Code, Command, Outcome, Work
 from agent_sandbox.ledger.writer import Ledger
-from agent_sandbox.policy.model import CLONED_LIMITS, FileRules, Limits, Policy, cloned, locked
+from agent_sandbox.policy.model import CLONED_LIMITS, EVERYWHERE, FileRules, Limits, Policy, cloned, locked
+from agent_sandbox.policy.paths import Tree
 from agent_sandbox.policy.secrets import Mask, default_masks
-from agent_sandbox.runtime.process.guest_handle import ProcessGuest
-from agent_sandbox.runtime.process.runtime import ProcessRuntime
+from agent_sandbox.runtime.base import Guest, Runtime
 from agent_sandbox.workspace.changes import ChangeSet
 from agent_sandbox.workspace.layers.image import opened
 from agent_sandbox.workspace.store import SandboxState, Store
 from agent_sandbox.workspace.stored_sandbox import Stored, changes_of, stack_in
+from tests.images import SLIM
 from tests.security.cases import priority
+from tests.security.runtimes import another
 
 ROOT = os.geteuid() == 0
-RUNTIMES = ("process",)
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"}
 GENEROUS = replace(CLONED_LIMITS, wall_seconds=600.0, output_bytes=64 << 20, disk_bytes=1 << 30)
 
@@ -73,7 +74,7 @@ def reading(*paths: Path | str) -> str:
 class Box:
     """A sandbox on the whole machine (or, with `locked`, on next to nothing of it), its project, and the home whose secrets are masked."""
 
-    runtime: ProcessRuntime
+    runtime: Runtime
     project: Path
     home: Path
     ledger: Ledger
@@ -95,6 +96,15 @@ class Box:
         """The same with nothing hidden: the control arm of every mask. The view is built as before, around names that nobody has."""
         masks = tuple(Mask(str(place / "nothing-is-called-this"), "control") for place in (self.home, self.project))
         return self.with_(policy=cloned(masks=masks, limits=self.limits))
+
+    @contextmanager
+    def fresh(self, **how: bool | int) -> Iterator[Box]:
+        """The same with a runtime of its own, made with these settings, for the length of a block."""
+        made = another(self.runtime, **how)
+        try:
+            yield self.with_(runtime=made)
+        finally:
+            made.close()
 
     @property
     def kept(self) -> Box:
@@ -155,10 +165,18 @@ class Box:
 
     def _policy(self) -> Policy:
         masks = default_masks(homes=[str(self.home)], projects=[str(self.project)], state_dirs=(str(self.project.parent / "state"),))
-        return self.policy or cloned(masks=masks, limits=self.limits)
+        policy = self.policy or cloned(masks=masks, limits=self.limits)
+        if not self.runtime.traits.images:
+            return policy
+        # An image is the root. Of the machine it shows the directory that holds project, home and the canaries beside them.
+        files = replace(policy.files, allowed=(Tree(str(self.project.parent)),)) if policy.files.allowed == EVERYWHERE else policy.files
+        return replace(policy, image=SLIM, files=files)
 
     def _run(self, what: Code | Command, work: dict[str, Any]) -> Outcome:
-        return self.session().run(Work(what, work.pop("env", self.environment), cwd=work.pop("cwd", str(self.project)), **work))
+        environment = work.pop("env", self.environment)
+        if self.runtime.traits.images:  # an image brings no compiled modules, and those would be changes
+            environment = {**environment, "PYTHONDONTWRITEBYTECODE": "1"}
+        return self.session().run(Work(what, environment, cwd=work.pop("cwd", str(self.project)), **work))
 
 
 def outside(source: str, *, namespace: tuple[str, ...] = (), cwd: Path | None = None) -> Any:
@@ -175,7 +193,7 @@ def meanwhile(box: Box, source: str) -> Iterator[list[Outcome]]:
     and killed. What came of it is in the list afterwards, or sooner if it ended by itself."""
     reading, writing = os.pipe()
     started = threading.Event()
-    guests: list[ProcessGuest] = []
+    guests: list[Guest] = []
     ended: list[Outcome] = []
 
     def run() -> None:

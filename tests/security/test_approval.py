@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from random import Random
 
+import pytest
+
 from agent_sandbox.engine.approvals.approvers import InboxApprover
 from agent_sandbox.engine.approvals.inbox import MOST_OF_ONE, Inbox
 from agent_sandbox.engine.approvals.question import Answer, Decision, Question, decoded, sealed
@@ -28,6 +30,8 @@ from tests.engine.approvals.test_question import question
 from tests.ledger.samples import exit_code, in_child
 from tests.security.conftest import Tell
 from tests.security.harness import Box, case
+
+pytestmark = pytest.mark.once
 
 PUSH = RunCommand.of(["git", "push"])
 
@@ -241,13 +245,14 @@ print(json.dumps(sorted(set(found))))
 """
 
 
+@pytest.mark.both
 @case(94)
 def test_a_guest_finds_no_token_and_one_of_another_run_is_of_no_use(number: int, box: Box, tell: Tell) -> None:
     state = box.project.parent / "state"
     ledger = Ledger(state / "ledger.jsonl", clock=time.time)
     seal = private_files.load_key(ledger.keys)
     capabilities = Capabilities(str(state / "capabilities"), seal.derived(b"capabilities"), ledger, clock=time.time)
-    token = capabilities.grant("another sandbox", (("run", "git", "**"),), seconds=60, by="alice")
+    token = capabilities.grant("another sandbox", (("run", "git", "**"),), seconds=600, by="alice")
     needles = {"the token": spell(token).rpartition(".")[2].encode().hex(), "the key": Path(ledger.keys, "key").read_bytes().hex()}
     probe = f"NEEDLES, PLACE = {needles!r}, {str(box.project.parent)!r}\n{_FIND}"
     assert box.probe(probe) == []
@@ -259,6 +264,7 @@ def test_a_guest_finds_no_token_and_one_of_another_run_is_of_no_use(number: int,
     tell("nothing found; a stolen one is refused", control="without masks both are found; in its own sandbox the token holds")
 
 
+@pytest.mark.both
 @case(95)
 def test_a_guest_cannot_answer_its_own_question(number: int, box: Box, tell: Tell) -> None:
     """It runs our own program in its sandbox, and writes what an answer looks like where answers are."""

@@ -16,6 +16,8 @@ from tests.engine.approvals.test_question import is_clean, question
 from tests.security.conftest import Tell
 from tests.security.harness import case
 
+pytestmark = pytest.mark.once
+
 
 @case(97)
 def test_what_is_shown_is_printable_whatever_is_asked(number: int, tmp_path: Path, tell: Tell) -> None:

@@ -29,6 +29,8 @@ from tests.ledger.samples import exit_code, filled, in_child, intent, ledger_at,
 from tests.security.conftest import Tell
 from tests.security.harness import case
 
+pytestmark = pytest.mark.once
+
 HOSTILE = ("a\nb", "a\r\x1b[2Kb", 'x"},"$hash":"0', "\u202egnp.exe", "\u2028", "é" * 300_000, "\udcff\udc80", "'; DROP --", "\x7f")
 
 
@@ -93,6 +95,7 @@ def test_a_past_written_anew_with_right_hashes_fails(number: int, tmp_path: Path
     tell("its seals are of another key; with that key put there as well, the anchor is", control="by its hashes alone it is intact")
 
 
+@pytest.mark.both
 @case(113)
 @pytest.mark.parametrize("failing", ["write", "anchor", "fsync"])
 def test_what_cannot_be_recorded_is_not_done(

@@ -168,6 +168,7 @@ CONTROLS: dict[str, tuple[Callable[[Path, ExitStack], None], str]] = {
 }
 
 
+@pytest.mark.once
 @case(145)
 @pytest.mark.usefixtures("_orphans_come_to_us")
 @pytest.mark.parametrize(
@@ -267,6 +268,7 @@ def shell(project: Path, tmp_path: Path) -> Shell:
     return Shell(project, {"AGENT_SANDBOX_STATE": str(tmp_path / "state")})
 
 
+@pytest.mark.once
 @case(149)
 @pytest.mark.parametrize("room", [0, 1, 100])
 def test_a_writer_killed_in_the_middle_of_an_entry_has_not_acted(number: int, room: int, shell: Shell, tell: Tell) -> None:
@@ -408,6 +410,7 @@ def _without_images(state: Path) -> dict[str, object]:
     return {path: found for path, found in snapshot(state).items() if os.path.basename(path) != "image"}
 
 
+@pytest.mark.once
 @case(154, prio="P1")
 @pytest.mark.parametrize(
     "format", ["agent-sandbox store 1\n", "agent-sandbox store 3\n", "something else\n"], ids=["old", "new", "foreign"]

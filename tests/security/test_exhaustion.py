@@ -204,6 +204,7 @@ int main(int argc, char **argv) {
 @case(142, prio="P1")
 @pytest.mark.parametrize("many", [3000, pytest.param(18_000, marks=pytest.mark.torture)], ids=["sample", "all"])
 def test_orphans_do_not_pile_up(number: int, many: int, box: Box, tell: Tell) -> None:
+    many = many // 20 if box.runtime.traits.name == "microvm" else many  # an emulated processor takes minutes for so many
     source, program = box.project / "orphans.c", box.project / "orphans"
     source.write_text(ORPHANS)
     subprocess.run(["cc", "-o", program, source], check=True)

@@ -29,7 +29,7 @@ def test_secrets_cannot_be_read_by_name(number: int, box: Box, tell: Tell) -> No
     assert json.loads(outcome.stdout) == [] and not list(outcome.changes)
     assert b"CANARY" not in outcome.stdout + outcome.stderr + Path(box.ledger.path).read_bytes()
     seen = box.unmasked.probe(reading(*_secrets(box)))
-    assert len(seen) == (4 if ROOT else 3) and all(text for text in seen)
+    assert len(seen) == (4 if ROOT and not box.runtime.traits.images else 3) and all(text for text in seen)
     tell("ENOENT; nothing in output, changes or ledger", control=f"without the masks {len(seen)} are read")
 
 
@@ -197,7 +197,8 @@ print(json.dumps({
 def test_every_way_to_open_a_file_gets_the_same_answer(number: int, box: Box, tell: Tell) -> None:
     secret = box.home / ".ssh/id_rsa"
     inside = box.probe(OTHER_CALLS.replace("PATH", repr(str(secret))))
-    assert {inside[name] for name in ("open", "creat", "stat", "openat2", "readlink")} == {"ENOENT"}
+    lacking = {"ENOSYS"} if box.runtime.traits.name == "gvisor" else set()  # its kernel has no openat2
+    assert {inside[name] for name in ("open", "creat", "stat", "openat2", "readlink")} - lacking == {"ENOENT"}
     refused = ("name_to_handle_at", "open_by_handle_at", "fsopen", "open_tree", "mount", "umount2", "pivot_root", "chroot")
     assert {inside[name] for name in (*refused, "move_mount", "mount_setattr")} == {"EPERM"}
     control = outside(OTHER_CALLS.replace("PATH", repr(str(secret))), namespace=("--user", "--map-root-user", "--mount", "--pid", "--fork"))
@@ -228,10 +229,10 @@ def test_another_run_is_nowhere_to_be_seen(number: int, box: Box, tell: Tell) ->
     places = ["/tmp", "/dev/shm", "/run", f"/run/user/{os.getuid()}", "/var/tmp", "/var/cache", str(box.project), *caches]
     kept = box.kept
     assert kept.state is not None
+    # The whole machine takes minutes on an emulated processor.
+    whole = "" if box.runtime.traits.name == "microvm" else f"find / -xdev -name {mark} 2>/dev/null; "
     with meanwhile(kept, PLANT.replace("PLACES", repr(places)).replace("MARK", mark)):
-        second = box.shell(
-            f"find / -xdev -name {mark} 2>/dev/null; find {' '.join(places)} -name {mark} 2>/dev/null; ls {kept.state.store.path}"
-        )
+        second = box.shell(f"{whole}find {' '.join(places)} -name {mark} 2>/dev/null; ls {kept.state.store.path}")
         assert second.stdout == b""
         with kept.layers() as layers:
             found = list(layers.rglob(mark))

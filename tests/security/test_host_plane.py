@@ -172,15 +172,9 @@ def test_no_program_of_the_projects_is_run_on_the_host(
         (fakes / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{fakes}:{os.environ['PATH']}")
     monkeypatch.chdir(box.project)
-    from agent_sandbox.runtime.process.runtime import ProcessRuntime
-
-    runtime = ProcessRuntime()
-    try:
-        fresh = box.with_(runtime=runtime)
+    with box.fresh() as fresh:
         assert fresh.python("print(1)").stdout == b"1\n" and fresh.run("true").exit.code == 0
         inside = fresh.run("git", env={"PATH": str(fakes)}, cwd=str(box.project))
-    finally:
-        runtime.close()
     assert not proof.exists()
     assert inside.exit.code != 127, "inside, where it is asked for by name, it is found"
     os.system("git")
@@ -197,7 +191,7 @@ def test_removal_goes_through_no_link_and_no_mount(number: int, box: Box, tmp_pa
     kept = box.with_(state=state)
     outcome = kept.shell(
         f"ln -s {canary} link; mkdir -p a/b; ln -s {canary} a/b/link; mkdir closed; touch closed/x; chmod 000 closed;"
-        " rm -rf src; ln -s / src; mkfifo pipe"
+        " rm -rf src; ln -s / src; mkfifo pipe; true"
     )
     assert outcome.exit.code == 0
     before = snapshot(canary)

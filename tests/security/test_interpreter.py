@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from tests.security.conftest import Tell
 from tests.security.harness import ENVIRONMENT, Box, case, outside
 
@@ -129,20 +128,17 @@ def test_nothing_of_ours_is_found_by_turning_the_interpreter_inside_out(
     (box.home / ".ssh" / "id_rsa").write_text(canary)
     held_by_the_supervisor = [canary * 100]
     monkeypatch.setenv("SECRET_OF_THE_HOST", canary)
-    runtime = ProcessRuntime(warm=2)  # a zygote and guests that are made while all this is around
-    try:
-        fresh = box.with_(runtime=runtime)
+    with box.fresh(warm=2) as fresh:  # a zygote and guests that are made while all this is around
         before = {**ENVIRONMENT, "SECRET": canary}
         earlier = fresh.python(f"import sys; x = {canary!r} * 1000; print(len(sys.stdin.read()))", env=before, stdin=canary.encode())
         assert earlier.stdout == f"{len(canary)}\n".encode()
         found = [fresh.probe(_tricks(canary, box.home)) for _ in range(2)]
         assert all(set(each.values()) == {0} for each in found), found
         planted = fresh.probe(_tricks(canary, box.home), env={**before, "OTHER": canary})
-    finally:
-        runtime.close()
     assert held_by_the_supervisor
     seen_when_given = {name for name, count in planted.items() if count}
-    assert seen_when_given >= FIND_THE_ENVIRONMENT, planted
+    ours = set() if box.runtime.traits.images else {"frames"}  # only our interpreter is the caller of the code
+    assert seen_when_given >= FIND_THE_ENVIRONMENT - {"frames"} | ours, planted
     control = outside(_tricks(canary, box.home))
     assert {name for name, count in control.items() if count} >= FIND_THE_ENVIRONMENT - {"frames"} | {"files"}, control
     tell(f"{len(found[0])} tricks ran, 0 found anything", control=f"given the canary, {len(seen_when_given)} find it; outside as well")

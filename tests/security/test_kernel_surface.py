@@ -203,6 +203,10 @@ int main(void) {
 """
 
 
+# How other kernels than the machine's end a process that makes such a call.
+KILLED = {"gvisor": ("exit 1", "exit 1"), "microvm": ("signal 31", "signal 9")}
+
+
 @x86_64
 @case(32)
 def test_system_calls_of_other_architectures_do_not_go_around_the_filter(number: int, box: Box, tell: Tell) -> None:
@@ -210,7 +214,8 @@ def test_system_calls_of_other_architectures_do_not_go_around_the_filter(number:
     source.write_text(FOREIGN)
     subprocess.run(["cc", "-o", program, source], check=True)
     inside = box.run("./foreign").stdout.decode().splitlines()
-    assert inside == ["int80 signal 31", "far jump signal 31", "x32 -1 38"], "killed with SIGSYS; ENOSYS"
+    int80, jump = KILLED.get(box.runtime.traits.name, ("signal 31", "signal 31"))
+    assert inside == [f"int80 {int80}", f"far jump {jump}", "x32 -1 38"], "killed with SIGSYS; ENOSYS"
     control = subprocess.run([program], capture_output=True, text=True, check=True).stdout.splitlines()
     # A kernel without these doors ends the process with another signal.
     assert control[0] != inside[0] and control[1] != inside[1]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox.kernel import syscalls
+from agent_sandbox.runtime.outer_view import VIEW
 from tests.security.conftest import Tell
 from tests.security.harness import ROOT, Box, case, outside, snapshot
 from tests.workspace.layers.overlays import in_namespace
@@ -36,9 +37,11 @@ def test_a_hard_link_to_a_real_file_is_a_copy(number: int, box: Box, tell: Tell)
 def _upper(box: Box, path: Path) -> Iterator[Path]:
     """Where a kept layer has what was written at a path."""
     with box.layers() as layers:
-        tops = [top for top in layers.glob("*/upper") if path.is_relative_to(os.fsdecode((top.parent / "target").read_bytes()))]
-        top = max(tops, key=lambda top: len((top.parent / "target").read_bytes()))
-        yield top / path.relative_to(os.fsdecode((top.parent / "target").read_bytes()))
+        targets = {top: os.fsdecode((top.parent / "target").read_bytes()) for top in layers.glob("*/upper")}
+        if box.runtime.traits.name in ("gvisor", "microvm"):  # what stands around the guest sees its view one directory down
+            targets = {top: target.removeprefix(VIEW) or "/" for top, target in targets.items()}
+        top, target = max(((top, target) for top, target in targets.items() if path.is_relative_to(target)), key=lambda each: len(each[1]))
+        yield top / path.relative_to(target)
 
 
 MARK = """
@@ -173,7 +176,7 @@ def test_a_pipe_of_the_host_is_not_joined(number: int, box: Box, tell: Tell) -> 
     write = "import os; f = os.open('fifo', os.O_RDWR | os.O_NONBLOCK); os.write(f, b'leaked'); print(1)"
     reader = os.open(box.project / "fifo", os.O_RDONLY | os.O_NONBLOCK)
     try:
-        assert box.python(write).stdout == b"1\n"
+        assert box.python(write).stdout == b"1\n" or box.runtime.traits.name == "gvisor", "which opens no pipe of the view at all"
         assert os.read(reader, 16) == b""
         outside(write, cwd=box.project)
         assert os.read(reader, 16) == b"leaked"

@@ -31,9 +31,10 @@ def test_links_left_at_mount_points_do_not_lead_the_next_launch_outside(number: 
     before = snapshot(victim)
     kept = box.kept
     first = kept.shell(LEAVINGS.format(victim=victim, project=box.project) + " 2>/dev/null")
-    assert first.stdout.decode().count("drwx") + first.stdout.decode().count("dr-x") == 5, "mount points cannot be moved away"
+    mounted = 4 if box.runtime.traits.images else 5  # /sys of an image is a directory like any other
+    assert first.stdout.decode().count("drwx") + first.stdout.decode().count("dr-x") == mounted, "mount points cannot be moved away"
     try:
-        again = kept.shell("ls -ld /tmp /dev /proc; touch /tmp/x /dev/shm/y /run/z", cwd="/")
+        again = kept.shell("ls -ld /tmp /dev /proc; touch /tmp/x /dev/shm/y /run/z")
         happened = f"the next run starts, exit {again.exit.code}"
     except LaunchFailed as error:
         happened = f"the next launch is refused: {error.message}"

@@ -20,6 +20,8 @@ from tests.e2e.program import Shell, words
 from tests.security.conftest import Tell
 from tests.security.harness import case
 
+pytestmark = pytest.mark.once
+
 USERS = """
 [files]
 write = false
@@ -81,6 +83,7 @@ def _in_force(project: Path, users: str, tmp_path: Path) -> tuple[object, ...]:
     return policy.files.write, policy.files.denied, runs, network, *numbers, found.validate, found.blocked
 
 
+@pytest.mark.both
 @case(103)
 @pytest.mark.parametrize("name", ["agent-sandbox.toml", "pyproject.toml"])
 def test_a_file_in_the_repository_widens_nothing(number: int, project: Path, tmp_path: Path, tell: Tell, name: str) -> None:
@@ -246,6 +249,7 @@ def test_what_is_only_large_is_read_and_a_message_quotes_little() -> None:
     assert len(str(caught.value)) < 300
 
 
+@pytest.mark.both
 @case(104)
 def test_looking_at_a_tree_runs_nothing_that_is_in_it(number: int, project: Path, tmp_path: Path, shell: Shell, tell: Tell) -> None:
     mark = tmp_path / "ran"

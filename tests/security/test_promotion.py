@@ -108,6 +108,7 @@ def test_a_link_that_leads_out_needs_its_own_yes_and_is_never_followed(number: i
     tell(f"{len(out)} links out held, {len(inside)} inside pass; promoted as links", control="approved, they lead out")
 
 
+@pytest.mark.once
 @case(120)
 def test_removals_and_changes_of_type_are_counted_and_many_need_their_own_yes(number: int, tmp_path: Path, tell: Tell) -> None:
     def make(tree: Path) -> None:
@@ -203,6 +204,7 @@ AUTORUN = {
 }
 
 
+@pytest.mark.once
 @case(124)
 def test_what_runs_without_being_asked_for_needs_its_own_yes(number: int, mixed: Edited, tell: Tell) -> None:
     root = str(mixed.project)
@@ -219,6 +221,7 @@ def test_what_runs_without_being_asked_for_needs_its_own_yes(number: int, mixed:
     tell(f"{sum(map(len, AUTORUN.values()))} names held, each for its class only", control="ordinary names pass")
 
 
+@pytest.mark.once
 @case(126)
 @pytest.mark.parametrize(
     "name",
@@ -243,6 +246,7 @@ def test_a_name_that_is_git_on_another_machine_counts_as_git(number: int, name: 
     tell("held as .git", control="an ordinary name passes")
 
 
+@pytest.mark.once
 @case(126)
 def test_names_that_some_systems_do_not_tell_apart_need_their_own_yes(number: int, tell: Tell) -> None:
     pairs = [("README.md", "readme.MD"), ("café", "cafe\u0301"), ("a", "a\u200d"), ("x", "x."), ("straße", "STRASSE")]
@@ -399,6 +403,7 @@ class Stalled:
         return self.contents.open_file(change)
 
 
+@pytest.mark.once
 @case(132)
 def test_a_change_set_of_absurd_size_is_refused_with_a_reason(number: int, mixed: Edited, tell: Tell) -> None:
     root = str(mixed.project)

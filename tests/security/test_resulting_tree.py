@@ -21,6 +21,8 @@ from tests.security.conftest import Tell
 from tests.security.harness import case
 from tests.workspace.promotion.trees import Edited
 
+pytestmark = pytest.mark.once
+
 Edit = Callable[[Path], None]
 
 

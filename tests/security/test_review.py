@@ -17,12 +17,15 @@ from tests.engine.test_review import Steps, entries, promotable
 from tests.security.conftest import Tell
 from tests.security.harness import case
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture
 def shell(project: Path, tmp_path: Path) -> Shell:
     return Shell(project, {"AGENT_SANDBOX_STATE": str(tmp_path / "state")})
 
 
+@pytest.mark.both
 @case(185)
 def test_what_is_swapped_after_its_review_is_not_promoted(number: int, shell: Shell, tell: Tell) -> None:
     assert shell("run", "echo harmless > made.txt; echo canary > kept.txt").returncode == 0

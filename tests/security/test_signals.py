@@ -96,10 +96,11 @@ def test_no_signal_reaches_init_or_anybody_outside_by_any_route(number: int, box
     assert {answer for name, answer in outward.items() if "F_SETSIG" not in name} == {"ESRCH"}
     toward_init = {answer for name, answer in inside.items() if name.endswith(" to 1") and "F_SETSIG" not in name}
     # Before Landlock's sixth version signals are accepted and have no effect: init catches none of them.
-    assert toward_init == ({"EPERM"} if landlock.abi() >= 6 else {"sent"}) or toward_init <= {"EPERM", "ESRCH"}
+    version = 0 if box.runtime.traits.name == "microvm" else landlock.abi()  # the kernel of a machine is older
+    assert toward_init == ({"EPERM"} if version >= 6 else {"sent"}) or toward_init <= {"EPERM", "ESRCH"}
     os.kill(victim, 0)
     with open(f"/proc/{victim}/stat") as stat:
-        assert stat.read().rpartition(")")[2].split()[0] == "S", "neither stopped nor ended"
+        assert stat.read().rpartition(")")[2].split()[0] in "RSD", "neither stopped nor ended"
     control = outside(_routes(["child()"], [signal.SIGKILL, signal.SIGTERM]))
     assert set(control.values()) == {"ended"}, control
     tell(f"{len(inside)} attempts: init goes on, nobody outside is met", control=f"{len(control)} on a child outside: each ends it")

@@ -12,6 +12,8 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
 from agent_sandbox.policy.action import RunCommand
 from agent_sandbox.policy.approval_rules import question_about
 from agent_sandbox.policy.model import AskRules
@@ -20,6 +22,8 @@ from agent_sandbox.readers.shell.effects import EffectKind
 from tests.security.conftest import Tell
 from tests.security.harness import Box, case
 from tests.security.test_programs import gated
+
+pytestmark = pytest.mark.once
 
 NAME = "leavemark"
 LOADERS = ("/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1")
@@ -95,6 +99,7 @@ def _environment(box: Box) -> dict[str, str]:
     return {**box.environment, "PATH": f"{box.project}/tools:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"}
 
 
+@pytest.mark.both
 @case(41)
 def test_a_program_that_is_not_allowed_does_not_run_however_it_is_spelt(box: Box, number: int, tell: Tell) -> None:
     chosen = spellings()

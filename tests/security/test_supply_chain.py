@@ -19,7 +19,6 @@ from pathlib import Path
 import pytest
 
 from agent_sandbox.errors import LaunchFailed
-from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from tests.patience import until
 from tests.security.conftest import Tell
 from tests.security.harness import ENVIRONMENT, Box, Listener, case, listening, outside, snapshot
@@ -141,6 +140,7 @@ with Sandbox(validate_code=False, allow_subprocess=True) as sandbox:
 COMMANDS = "from agent_sandbox.cli.main import main; assert main(['run', '--throw-away', '--', 'true']) == 0"
 
 
+@pytest.mark.once
 @case(169)
 @pytest.mark.parametrize("source", [RUNS, COMMANDS], ids=["python", "command line"])
 def test_no_engine_is_executed_so_none_can_be_too_old(number: int, source: str, box: Box, tell: Tell) -> None:
@@ -172,25 +172,17 @@ def test_a_helper_swapped_on_disk_is_not_executed(
     swap = f"rm {interpreter}; printf '%s' '{FAKE.format(proof=proof)}' >{interpreter}; chmod 755 {interpreter}; {interpreter}; cat {proof}"
     kept = box.kept
     for _ in range(2):
-        runtime = ProcessRuntime()
-        try:
-            assert kept.with_(runtime=runtime).python("print(1)").stdout == b"1\n"
-            assert kept.with_(runtime=runtime).shell(swap).stdout.startswith(b"executed\n"), "inside, it is what it was made"
-        finally:
-            runtime.close()
+        with kept.fresh() as own:
+            assert own.python("print(1)").stdout == b"1\n"
+            assert own.shell(swap).stdout.startswith(b"executed\n"), "inside, it is what it was made"
     assert hashlib.sha256(interpreter.read_bytes()).digest() == digest and not proof.exists()
-    warm = ProcessRuntime()
-    try:
-        assert box.with_(runtime=warm).python("print(1)").stdout == b"1\n"
+    with box.fresh() as warm:
+        assert warm.python("print(1)").stdout == b"1\n"
         os.replace(_written(tmp_path / "fake", FAKE.format(proof=proof)), interpreter)
-        assert box.with_(runtime=warm).python("print(2)").stdout == b"2\n" and not proof.exists()
-    finally:
-        warm.close()
-    cold = ProcessRuntime()
-    with pytest.raises(LaunchFailed):
-        box.with_(runtime=cold).python("print(3)")
+        assert warm.python("print(2)").stdout == b"2\n" and not proof.exists()
+    with box.fresh() as cold, pytest.raises(LaunchFailed):
+        cold.python("print(3)")
     assert proof.read_text() == "executed\n"
-    cold.close()
     tell("the real one is executed, once, and then forked", control="a runtime started after the swap does execute the fake")
 
 
@@ -238,6 +230,7 @@ def _problems(wheel: Path) -> list[str]:
     return problems
 
 
+@pytest.mark.once
 @case(172)
 def test_our_wheel_is_reproducible_and_holds_nothing_but_us(number: int, tmp_path: Path, tell: Tell) -> None:
     copy = tmp_path / "checkout"

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests import compiled
 from tests.e2e.program import Shell
 from tests.e2e.sitting import sitting
 from tests.security.conftest import Tell
 from tests.security.harness import case
+
+pytestmark = pytest.mark.once
 
 TITLE, ASKING = b"\x1b]0;PWNED\x07", b"\x1b[6n"
 SOURCE = """
