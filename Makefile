@@ -5,7 +5,7 @@ PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check checks test coverage security conformance conformance-mcp frameworks bench torture docs reference recording clean
+.PHONY: help setup demo check checks test coverage security conformance conformance-mcp conformance-http frameworks bench torture docs reference recording clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## *\(.*\)/  make \1\t\2/p' Makefile | expand -t 26
@@ -35,7 +35,7 @@ coverage: setup  ## every branch of policy/ and of the gate is taken by their ow
 	$(PY) -m coverage run -m pytest -q --hypothesis-seed=0 tests/policy tests/engine/test_gate.py
 	$(PY) -m coverage report
 
-security: setup  ## the attack suite, as root also as an unprivileged user, with a table of what ran and what did not
+security: setup  ## the attack suite on every runtime, as root also as an unprivileged user, with a table of what ran and what did not
 	@$(PY) -m scripts.security_table
 
 conformance: setup  ## CPython's own tests inside WebAssembly and natively, side by side; writes docs/conformance.md
@@ -44,6 +44,9 @@ conformance: setup  ## CPython's own tests inside WebAssembly and natively, side
 conformance-mcp: setup  ## the suite of the Model Context Protocol and its inspector against our server; writes docs/mcp-conformance.md
 	@$(PY) -m scripts.mcp_conformance
 
+conformance-http: setup  ## Schemathesis against the HTTP interface of a real daemon; writes docs/http-conformance.md
+	@$(PY) -m scripts.http_conformance
+
 frameworks: setup  ## the suites of the frameworks that there are adapters for, in environments of their own; writes docs/framework-conformance.md
 	@$(PY) -m scripts.frameworks
 
@@ -51,8 +54,8 @@ bench: setup  ## side by side with peers and the last release, in one run: table
 	@bench/run.sh '$(BEFORE)' $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY))
 
 torture: setup  ## the full counts of what make test only samples; long
-	AGENT_SANDBOX_TEST_PATIENCE=20 $(PYTEST) -m torture
-	@AGENT_SANDBOX_TEST_PATIENCE=20 MARKS=torture scripts/unprivileged.sh
+	AGENT_SANDBOX_TEST_PATIENCE=20 $(PYTEST) -m 'torture and not heavier'
+	@AGENT_SANDBOX_TEST_PATIENCE=20 MARKS='(torture or once or slow) and not heavier' scripts/unprivileged.sh
 
 docs:  ## the documentation as a site, in build/site; a warning is an error
 	@scripts/setup.sh --without-wasm

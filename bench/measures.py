@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from bench.control import TASKS
 from bench.crew import BEFORE, PATIENCE, Crew
 from bench.network import CONNECTIONS, PROTOCOLS
 from bench.samples import summarise
@@ -48,6 +49,8 @@ def _burst(calls: int, seconds: float, gap: float = 0.03, skip: int = 1) -> dict
 
 LONG = 1800.0  # with trees and sandboxes of many files
 SPENT = "calls 30 ms apart; the caller, the pool that fills up again and all that a run starts are counted"
+WAITED = "from the pool: each call finds a guest that waits, however long that takes to make"
+EMULATED = "the processor is emulated, ours and the other's"
 BACK_TO_BACK = _burst(1_000, 0.4, gap=0.0, skip=0)
 MEASURES = (
     Measure("warm", "print(1), calls 30 ms apart", "print", _burst(6, 0.6), rounds=6),
@@ -105,6 +108,17 @@ MEASURES = (
     Measure("command", "a program as a shell starts it", "command", _burst(5, 1.0), rounds=5),
     Measure("hook", "a tool call of a coding agent, answered", "hook", _burst(20, 1.0), rounds=5),
     Measure("hook-processor", "the same, processor time", "hook", _burst(20, 1.0), rounds=5, spent="processes"),
+    Measure("tasks", f"{TASKS} tasks, each in a sandbox of its own", "tasks", {"figures": {"times": 1}}, rounds=5),
+    Measure(
+        "requests",
+        "requests to the HTTP interface of the daemon",
+        "requests",
+        {"rate": {"seconds": 1.0, "threads": THREADS_PER_CORE * len(os.sched_getaffinity(0))}},
+        rounds=5,
+        reference="health",
+        unit="/s",
+        more_is_better=True,
+    ),
     Measure("memory", f"memory of a guest, {ALIVE} alive at once", "asleep", {"asleep": {"alive": ALIVE}}, rounds=1, unit="MB"),
     Measure(
         "memory-wasm",
@@ -189,6 +203,27 @@ MEASURES = (
         _burst(3, 20.0),
         rounds=4,
         reference="plain",
+    ),
+    Measure(
+        "recording-longer",
+        "an analysis of 30 statements with pandas, ten times the rows",
+        "recording, longer",
+        _burst(2, 40.0),
+        rounds=2,
+        reference="plain",
+    ),
+    Measure("container", "true in a container image", "container", _burst(6, 6.0), rounds=4, notes=(WAITED,)),
+    Measure("gvisor", "true on a kernel in user space", "gvisor", _burst(4, 12.0), rounds=4, notes=(WAITED,)),
+    Measure("microvm", "print(1) in a virtual machine", "microvm", _burst(4, 12.0), rounds=3, notes=(EMULATED, WAITED)),
+    Measure(
+        "heavier-memory",
+        "memory of one of those, with Python asleep",
+        "heavier memory",
+        {"figures": {}},
+        rounds=1,
+        reference="container",
+        unit="MB",
+        notes=("everything that they need, divided by their number",),
     ),
     Measure("attempts", "an experiment", "attempts", _burst(2, 20.0, skip=0), rounds=3, reference="apart"),
     Measure(

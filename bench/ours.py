@@ -120,23 +120,29 @@ def command_line() -> Call:
 
 
 def by_daemon() -> Call:
-    """The same while a daemon runs, which performs it: with a directory of state of its own, and until this process ends."""
-    state = {"AGENT_SANDBOX_STATE": f"{here().host.state}-of-a-daemon"}
-    line = _typed("run", "--", "true")
-    daemon = subprocess.Popen((line[0], "serve"), env={**os.environ, **state}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    """The same while a daemon runs, which performs it."""
+    return command(_typed("run", "--", "true"), settings={"AGENT_SANDBOX_STATE": serving("-of-a-daemon")})
+
+
+def serving(suffix: str, *options: str) -> str:
+    """Start a daemon that runs until this process ends, and return its directory of state, which is its own."""
+    state = f"{here().host.state}{suffix}"
+    program = _typed("run", "--", "true")[0]
+    surroundings = {**os.environ, "AGENT_SANDBOX_STATE": state}
+    daemon = subprocess.Popen((program, "serve", *options), env=surroundings, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     atexit.register(daemon.terminate)
     until = time.monotonic() + READY_SECONDS
-    while not Path(state["AGENT_SANDBOX_STATE"], "daemon", "socket").exists():
+    while not Path(state, "daemon", "socket").exists():
         if daemon.poll() is not None or time.monotonic() > until:
             raise Missing("the daemon does not start")
         time.sleep(0.05)
-    return command(line, settings=state)
+    return state
 
 
 def hook() -> Call:
     """The answer to one tool call of a coding agent, with the start of the program. The event comes through a shell, as it does there."""
-    event = {"hook_event_name": "PreToolUse", "tool_name": "Bash", "tool_input": {"command": "make test"}, "cwd": str(_project())}
-    path = _project().parent / "event.json"
+    event = {"hook_event_name": "PreToolUse", "tool_name": "Bash", "tool_input": {"command": "make test"}, "cwd": str(project())}
+    path = project().parent / "event.json"
     path.write_text(json.dumps(event))
     program = Path(sys.executable).parent / "agent-sandbox"
     return command(("sh", "-c", f"{shlex.quote(str(program))} hook claude < {shlex.quote(str(path))} && echo"), None, lines=1)
@@ -147,22 +153,23 @@ BUSY = "for i in $(seq 100); do cat /etc/passwd > made.txt; done"  # programs st
 
 def simulating(line: str) -> Call:
     """A command line and its plan."""
-    return command(_typed("sim", "--json", line), None, lines=10, cwd=_project())
+    return command(_typed("sim", "--json", line), None, lines=10, cwd=project())
 
 
 def thrown_away(line: str) -> Call:
     """The same command line, run and forgotten."""
-    return command(_typed("run", "--throw-away", line), cwd=_project())
+    return command(_typed("run", "--throw-away", line), cwd=project())
 
 
 def _typed(verb: str, *words: str) -> tuple[str, ...]:
-    return (str(Path(sys.executable).parent / "agent-sandbox"), verb, "--project", str(_project()), *words)
+    return (str(Path(sys.executable).parent / "agent-sandbox"), verb, "--project", str(project()), *words)
 
 
-def _project() -> Path:
-    project = Path(here().host.state).parent / "project"
-    project.mkdir(parents=True, exist_ok=True)
-    return project
+def project() -> Path:
+    """Return the project of the measures, beside the directory of state."""
+    made = Path(here().host.state).parent / "project"
+    made.mkdir(parents=True, exist_ok=True)
+    return made
 
 
 ASLEEP = "print(flush=True); import time; time.sleep(3600)"
@@ -174,7 +181,7 @@ def megabytes_asleep(*, alive: int) -> float:
     A guest that waits for its program holds a little less: this is the upper bound, and needs no look inside the runtime.
     """
     sandbox = Sandbox(timeout_seconds=READY_SECONDS)
-    return _while_asleep(lambda told: sandbox.execute(ASLEEP, on_output=told), alive, sandbox.kill, _megabytes_of_each_guest)
+    return while_asleep(lambda told: sandbox.execute(ASLEEP, on_output=told), alive, sandbox.kill, _megabytes_of_each_guest)
 
 
 def megabytes_asleep_inside(*, alive: int) -> float:
@@ -190,10 +197,11 @@ def megabytes_asleep_inside(*, alive: int) -> float:
         for guest in guests:
             guest.kill()
 
-    return _while_asleep(run, alive, end, megabytes_of_all)
+    return while_asleep(run, alive, end, megabytes_of_all)
 
 
-def _while_asleep(run: Callable[..., object], alive: int, end: Callable[[], object], look: Callable[[], float]) -> float:
+def while_asleep(run: Callable[..., object], alive: int, end: Callable[[], object], look: Callable[[], float]) -> float:
+    """Start so many runs, and return what `look` finds while all of them are asleep. `run` is told by their first output."""
     asleep = threading.Semaphore(0)
     with ThreadPoolExecutor(alive) as threads:
         runs = [threads.submit(run, lambda *_: asleep.release()) for _ in range(alive)]
@@ -210,7 +218,7 @@ def _while_asleep(run: Callable[..., object], alive: int, end: Callable[[], obje
 def megabytes_of_all() -> float:
     """Proportional memory of all processes that this one has started. The pages they share are counted once."""
     try:
-        return sum(_proportional_kib(pid) for pid in _descendants(os.getpid())) / KIB
+        return sum(proportional_kib(pid) for pid in descendants(os.getpid())) / KIB
     except PermissionError as error:
         raise Missing("init hides its memory from this user, as from its guest; only root can look") from error
 
@@ -229,21 +237,23 @@ def _megabytes_of_each_guest() -> float:
     if not inits:
         raise Missing("no pool yet: nothing waits between runs")
     try:
-        total = sum(_proportional_kib(pid) for init in inits for pid in (init, *_descendants(init)))
+        total = sum(proportional_kib(pid) for init in inits for pid in (init, *descendants(init)))
     except PermissionError as error:
         raise Missing("init hides its memory from this user, as from its guest; only root can look") from error
     return total / KIB / len(inits)
 
 
-def _descendants(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
+    """Return the processes below one."""
     found = _children(pid)
-    return [*found, *(grandchild for child in found for grandchild in _descendants(child))]
+    return [*found, *(grandchild for child in found for grandchild in descendants(child))]
 
 
 def _children(pid: int) -> list[int]:
     return [int(word) for task in Path(f"/proc/{pid}/task").iterdir() for word in (task / "children").read_text().split()]
 
 
-def _proportional_kib(pid: int) -> int:
+def proportional_kib(pid: int) -> int:
+    """Return the proportional memory (PSS) of a process in KiB."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from bench import durable, governance, network, ours, peers, stored, timelines
+from bench import control, durable, engines, governance, heavier, network, ours, peers, stored, timelines
 from bench.peers import PANDAS, PRINT, SCRIPT, Call, Job
 from bench.trees import FEW_FILES, MANY_FILES, tree
 
@@ -141,6 +141,19 @@ SUBJECTS: dict[str, tuple[Subject, ...]] = {
         Subject("us", "agent-sandbox hook claude", ours.hook),
         _peer("python", "python -I -c pass", partial(peers.command, (sys.executable, "-I", "-c", "pass"))),
     ),
+    "tasks": (
+        Subject("us", "by the coordinator", control.coordinated),
+        Subject("loop", "the same in a loop", control.looped),
+    ),
+    "requests": (
+        Subject("health", "GET /healthz", partial(control.asking, "/healthz")),
+        Subject("status", "POST /v1/verbs/status", partial(control.asking, "/v1/verbs/status", {})),
+        Subject(
+            "run",
+            "POST /v1/verbs/run, true, throw-away",
+            partial(control.asking, "/v1/verbs/run", {"program": ["true"], "options": {"--throw-away": True}}),
+        ),
+    ),
     "turns": (
         Subject("us", "us, a turn of a session", partial(ours.turn, PRINT)),
         Subject("us-wasm", "us, inside WebAssembly", partial(ours.wasm_turn, PRINT)),
@@ -199,9 +212,42 @@ SUBJECTS: dict[str, tuple[Subject, ...]] = {
         Subject("statement", "a state before each statement", partial(timelines.analysing, "statement")),
         Subject("line", "a state before each line", partial(timelines.analysing, "line")),
     ),
+    "recording, longer": (
+        Subject(
+            "plain", "the same analysis of ten times the rows, without a timeline", partial(timelines.analysing, "", timelines.MANY_ROWS)
+        ),
+        Subject("statement", "a state before each statement", partial(timelines.analysing, "statement", timelines.MANY_ROWS)),
+    ),
     "attempts": (
         Subject("together", "three attempts, as many at once as the machine allows", partial(timelines.trying, None)),
         Subject("apart", "three attempts, one after the other", partial(timelines.trying, 1)),
+    ),
+    "container": (
+        Subject("us", "us, an image, from the pool", partial(heavier.container, pool=True)),
+        Subject("us-cold", "us, an image, without the pool", partial(heavier.container, pool=False)),
+        *(_peer(key, f"{key} run, the same image", partial(engines.running, ways, "true")) for key, ways in engines.CONTAINERS.items()),
+    ),
+    "gvisor": (
+        Subject("us", "us, from the pool", partial(heavier.gvisor, pool=True)),
+        Subject("us-cold", "us, without the pool", partial(heavier.gvisor, pool=False)),
+        _peer("runsc", "runsc do", partial(engines.running, engines.KERNELS, "true")),
+    ),
+    "microvm": (
+        Subject("us", "us, from the pool", partial(heavier.microvm, pool=True)),
+        Subject("us-cold", "us, restored for the run", partial(heavier.microvm, pool=False)),
+        _peer("qemu", "QEMU, booting the same kernel up to its interpreter", engines.machine),
+    ),
+    "heavier memory": (
+        Subject("container", f"us, an image, {heavier.CONTAINERS} alive", heavier.containers_alive),
+        _peer(
+            "podman",
+            f"podman, {heavier.CONTAINERS} alive",
+            partial(engines.alive, engines.CONTAINERS["podman"], heavier.CONTAINERS, "python3"),
+        ),
+        Subject("gvisor", f"us, gVisor, {heavier.KERNELS} alive", heavier.kernels_alive),
+        _peer("runsc", f"runsc, {heavier.KERNELS} alive", partial(engines.alive, engines.KERNELS, heavier.KERNELS, sys.executable)),
+        Subject("microvm", f"us, virtual machines, {heavier.MACHINES} alive", heavier.machines_alive),
+        _peer("qemu", "QEMU, one that has booted", engines.machine),
     ),
     "snapshots": _snapshots(FULL),
     "changes": _changes(FULL),

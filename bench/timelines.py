@@ -22,12 +22,12 @@ _MIB = 1 << 20
 _FILL = "block = bytearray({0}); block[::4096] = b'x' * len(range(0, {0}, 4096))"  # every page of it is resident
 _TABLE = "import numpy, pandas; table = pandas.DataFrame(numpy.random.default_rng(1).random(({0} // 80, 10)))"
 # An analysis as people write them: generated orders, cleaned, joined, grouped, reshaped, written and read again.
+ROWS, MANY_ROWS = 200_000, 2_000_000  # of the analysis: a third of a second, and three seconds
 ANALYSIS = """
 import io, os
 import numpy as np
 import pandas as pd
 chance = np.random.default_rng(7)
-rows = 200_000
 orders = pd.DataFrame({"customer": chance.integers(0, 5_000, rows), "amount": chance.gamma(2.0, 30.0, rows)})
 orders["day"] = chance.integers(0, 365, rows)
 orders["date"] = pd.Timestamp("2023-01-01") + pd.to_timedelta(orders["day"], unit="D")
@@ -145,13 +145,13 @@ def forks_of(megabytes: int) -> Forks:
     return Forks(session, fork)
 
 
-def analysing(steps: Literal["", "statement", "line"]) -> Call:
+def analysing(steps: Literal["", "statement", "line"], rows: int = ROWS) -> Call:
     """An analysis with pandas, in a session that stays; with a state before each statement, each line, or without."""
     sandbox = Sandbox(validate_code=False, runtime="process", preload=("pandas",), max_memory_mb=None, timeout_seconds=_SECONDS)
     session = sandbox.session(timeline=True, steps=steps) if steps else sandbox.session()
 
     def call() -> None:
-        if _done(session, ANALYSIS).strip() != "12":
+        if _done(session, f"rows = {rows}\n{ANALYSIS}").strip() != "12":
             raise Missing("the analysis found something else")
 
     return call

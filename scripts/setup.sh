@@ -30,6 +30,10 @@ curl      curl        the tests of the network with real clients
 wget      wget        the same, with wget
 psql      postgresql-client  the same, with a client of PostgreSQL
 redis-cli redis-tools the same, with a client of Redis
+runsc     runsc       runs on a kernel in user space
+qemu-system-x86_64 qemu-system-x86 runs in a virtual machine
+podman    podman      the tests that get an image from podman
+crun      crun        the test of an OCI runtime on a view
 '
 
 say() { printf 'setup: %s\n' "$*" >&2; }
@@ -161,6 +165,45 @@ set_up_tools() {
     fi
 }
 
+# Debian 12 has a runsc of 2022, which is too old for its own `ls`. That of its backports is only unpacked, so that no setting of apt changes.
+readonly RUNSC=/usr/local/lib/agent-sandbox/runsc
+set_up_runsc() {
+    local scratch apt release site
+    if ! is_root || ! command -v apt-get >/dev/null || [ -x "$RUNSC" ] || [ -e "$TRIED-runsc" ]; then return 0; fi
+    if runsc help run 2>&1 | grep -q -- -pass-fd; then return 0; fi
+    release=$(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release)
+    site=$(apt-get indextargets --format '$(CODENAME) $(SITE)' 2>/dev/null | sed -n "s/^$release //p" | head -1)
+    scratch=$(mktemp -d)
+    chmod 755 "$scratch"
+    mkdir -p "$scratch/lists/partial" "$scratch/archives/partial"
+    printf 'deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] %s %s-backports main\n' "$site" "$release" >"$scratch/sources"
+    apt=(apt-get -qq -o "Dir::Etc::SourceList=$scratch/sources" -o Dir::Etc::SourceParts=- -o "Dir::State::Lists=$scratch/lists"
+        -o "Dir::Cache=$scratch" -o APT::Sandbox::User=root)
+    say "unpacking runsc of Debian's backports into $(dirname "$RUNSC")"
+    if ! (cd "$scratch" && "${apt[@]}" update >&2 && "${apt[@]}" download runsc >&2 && dpkg -x runsc_*.deb unpacked \
+        && install -D --mode 755 unpacked/usr/bin/runsc "$RUNSC"); then
+        warn "a current runsc cannot be had, so these are missing: runs on a kernel in user space"
+        touch "$TRIED-runsc"
+    fi
+    rm -rf "$scratch"
+}
+
+# The kernel that virtual machines boot. Its package is only unpacked: installed, it would be this machine's own at its next start.
+readonly KERNEL=/usr/local/lib/agent-sandbox/kernel
+set_up_kernel() {
+    local package scratch
+    if ! is_root || ! command -v apt-get >/dev/null || compgen -G "$KERNEL/boot/vmlinuz-*" >/dev/null || [ -e "$TRIED-kernel" ]; then return 0; fi
+    package=$(apt-cache depends linux-image-amd64 2>/dev/null | sed -n 's/.*Depends: \(linux-image-[0-9].*\)/\1/p' | head -1)
+    scratch=$(mktemp -d)
+    say "unpacking the kernel ${package:-linux-image-amd64} into $KERNEL, for virtual machines"
+    if ! { [ -n "$package" ] && (cd "$scratch" && chmod 755 . && apt-get -qq download "$package" >&2) \
+        && dpkg -x "$scratch"/*.deb "$scratch/unpacked" && mkdir -p "$(dirname "$KERNEL")" && rm -rf "$KERNEL" && mv "$scratch/unpacked" "$KERNEL"; }; then
+        warn "the package linux-image-amd64 cannot be had, so these are missing: runs in a virtual machine"
+        touch "$TRIED-kernel"
+    fi
+    rm -rf "$scratch"
+}
+
 # Two of us at once would build into the same directory. The lock is on the checkout itself and ends with this process.
 if command -v flock >/dev/null; then
     exec 9<.
@@ -173,6 +216,8 @@ fi
 set_up_python '[dev]' "$INSTALLED" 9<&-
 if [ "${1:-}" != --without-wasm ]; then "$VENV/bin/python" -m scripts.compile_wasm 9<&-; fi
 set_up_tools 9<&-
+set_up_runsc 9<&-
+set_up_kernel 9<&-
 if ! is_root; then
     say "not root: hard memory limits, disk quotas, the system profile and the tests marked needs_root will be missing here"
 fi

@@ -29,12 +29,17 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 ROOT = os.geteuid() == 0
 AT_ONCE = min(len(os.sched_getaffinity(0)), 4) + 2  # more than there are processors for: all of them wait much of the time
 PYTEST = (sys.executable, "-m", "pytest", "--quiet", "-p", "no:cacheprovider", "--durations=25", "--durations-min=2")
-# Unprivileged, what is slow is left to `make security` and `make torture`: the way things end is the same.
-UNPRIVILEGED = ("env", "MARKS=not torture and not slow", "scripts/unprivileged.sh")
+# As a user, claims that do not depend on who makes them (`once`) and slow ones are left to `make security` and `make torture`. Attacks on
+# the heavier runtimes are left to `make security` as root, too.
+MARKS_AS_A_USER = "not torture and not heavier and not slow and (not once or both or needs_user)"
+UNPRIVILEGED = ("env", f"MARKS={MARKS_AS_A_USER}", "scripts/unprivileged.sh")
 # What is run unprivileged as well, and in how many parts.
 AS_A_USER = {"e2e": 2, "contract": 1, "security": 1}
 NETWORK_AS_A_USER = ("tests/egress/test_confinement.py", "tests/engine/test_egress.py", "tests/engine/test_trust.py")
 FAILURE = re.compile(r"(?:FAILED|ERROR) (?P<name>tests/\S+.*)")  # a line of pytest's summary
+# The heading above the lines that name what tests left: of tests/conftest.py, and of scripts/unprivileged.sh.
+LEFT = re.compile(r"=+ left behind by the tests =+|unprivileged: processes were left behind:")
+LAST_LINES = 10  # of a part that failed and named no failure
 # Folders without WebAssembly, which need not wait until it is compiled: a part each, and those that are over soon.
 LONG_AND_PLAIN = ("workspace", "egress")
 PLAIN = ("bench", "cli", "fast", "kernel", "ledger", "policy", "readers")
@@ -129,9 +134,31 @@ def tell(done: Running, processor: float) -> None:
     print(done.said.read_text(errors="replace"), end="", flush=True)
 
 
-def failures(said: str) -> list[str]:
-    """The tests that failed, by the summary that pytest has printed."""
-    return list(dict.fromkeys(found["name"].rstrip() for line in said.splitlines() if (found := FAILURE.match(line))))
+def failures(said: str, status: int = 1) -> list[str]:
+    """The tests that failed, by the summary that pytest has printed, and what they left behind.
+
+    Without either, how the part ended and its last lines: a part never fails without a reason in the summary.
+    """
+    lines = said.splitlines()
+    failed = [found["name"].rstrip() for line in lines if (found := FAILURE.match(line))]
+    named = list(dict.fromkeys([*failed, *(f"left behind: {trace}" for trace in left_behind(lines))]))
+    if named:
+        return named
+    how = f"exit code {status}"
+    last = [line for line in lines if line.strip()][-LAST_LINES:]
+    return [f"{how}, and the last lines are:", *(f"    {line}" for line in last)] if last else [f"{how}, and it said nothing"]
+
+
+def left_behind(lines: Sequence[str]) -> Iterator[str]:
+    """The lines below a heading that says so, up to an empty line or the next heading."""
+    below = False
+    for line in lines:
+        if LEFT.fullmatch(line):
+            below = True
+        elif not line.strip() or line.startswith("=="):
+            below = False
+        elif below:
+            yield line.strip()
 
 
 def run(waiting: list[Part], scratch: Path) -> dict[str, list[str]]:
@@ -154,7 +181,7 @@ def run(waiting: list[Part], scratch: Path) -> dict[str, list[str]]:
                 if ROOT:  # for the parts that run as another user; all of them wait for the compiler
                     os.environ[reachable.VARIABLE] = str(reachable.checkout(scratch))
             if done.process.returncode:
-                failed[done.part.name] = failures(done.said.read_text(errors="replace"))
+                failed[done.part.name] = failures(done.said.read_text(errors="replace"), done.process.returncode)
             if done.process.returncode and done.part.name == "check":
                 break
     finally:
@@ -172,7 +199,7 @@ def run(waiting: list[Part], scratch: Path) -> dict[str, list[str]]:
 def summary(failed: dict[str, list[str]]) -> Iterator[str]:
     """Name every failure, a line each, and the command that runs these parts again."""
     for part, tests in failed.items():
-        yield from (f"FAILED in {part}: {test}" for test in tests or ["see above"])
+        yield from (f"FAILED in {part}: {test}" for test in tests)
     if failed:
         yield f'to run these parts again: make test PART="{" ".join(failed)}"'
 

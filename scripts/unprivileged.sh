@@ -83,7 +83,7 @@ fi
 printf 'unprivileged: %s as uid %s, with no capabilities\n' "${folders[*]}" "$uid" >&2
 status=0
 # Tests that need root have just run as root; skipping them here would only hide a skip that matters.
-as_user .venv/bin/python -m pytest -p no:cacheprovider -m "${MARKS:-not torture} and not needs_root" "${reporting[@]}" "${folders[@]}" || status=$?
+as_user .venv/bin/python -m pytest -p no:cacheprovider -m "(${MARKS:-not torture}) and not needs_root" "${reporting[@]}" "${folders[@]}" || status=$?
 if [ -n "$report" ] && [ -e "$top/home/report.xml" ]; then cp "$top/home/report.xml" "$report"; fi
 # What is just ending is not left behind; what stays is.
 for _ in $(seq 100); do

@@ -54,12 +54,11 @@ def json_documents() -> Iterator[str]:
 
 def command_line() -> Iterator[str]:
     """Every verb with its options."""
-    verbs = {name: verb for name, verb in VERBS.items() if not verb.later}
     yield from ("# Command line", "", "Options may stand before or after the verb. `agentbox` is the same program.", "")
     yield from ("| verb | what it does |", "|---|---|")
-    yield from (f"| [`{name}`](#{name}) | {_cell(verb.summary)} |" for name, verb in verbs.items())
+    yield from (f"| [`{name}`](#{name}) | {_cell(verb.summary)} |" for name, verb in VERBS.items())
     yield from ("", "## Options of every verb", "", *_options(COMMON))
-    for name, verb in verbs.items():
+    for name, verb in VERBS.items():
         yield from ("", f"## {name}", "", f"{verb.summary[0].upper()}{verb.summary[1:]}.", "")
         yield from ("```text", f"agent-sandbox {verb.usage}", "```")
         if name in MANUAL:
@@ -75,9 +74,6 @@ def command_line() -> Iterator[str]:
     )
     yield from ("| kind | reason |", "|---|---|")
     yield from (f"| `{name}` | {_cell(reason)} |" for name, reason in CLASSES.items())
-    later = {name: verb.later for name, verb in VERBS.items() if verb.later}
-    yield from ("", "## Not there yet", "", "These are refused by name.", "", "| verb | arrives with |", "|---|---|")
-    yield from (f"| `{name}` | {what} |" for name, what in later.items())
 
 
 def _options(names: tuple[str, ...], helps: Mapping[str, str] = MappingProxyType({})) -> Iterator[str]:

@@ -109,11 +109,11 @@ if os.fork() == 0:
     if os.fork():
         os._exit(0)
     spend(0.5)
-    print("child", flush=True)
+    os.write(1, b"child\\n")  # one write each, also with PYTHONUNBUFFERED: the two would mix
     os._exit(0)
 os.wait()
 spend(0.5)
-print("parent", flush=True)
+os.write(1, b"parent\\n")
 sys.stdin.read()
 """
 

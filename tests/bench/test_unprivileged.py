@@ -67,9 +67,9 @@ def test_a_checkout_whose_files_others_cannot_read_is_said_to_be_so(checkout: Pa
 
 def test_an_interrupt_is_passed_on_once_and_what_is_said_then_is_heard() -> None:
     code = (
-        "import os, signal, sys\n"
+        "import os, signal, sys, time\n"
         "def last(*_):\n    os.write(1, b'last words\\n'); sys.exit()\n"
-        "signal.signal(signal.SIGTERM, last); os.write(1, b'ready\\n'); signal.pause()"
+        "signal.signal(signal.SIGTERM, last); os.write(1, b'ready\\n')\nwhile True: time.sleep(0.1)"
     )
     heard: list[str] = []
 

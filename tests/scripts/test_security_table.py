@@ -51,6 +51,21 @@ def test_only_what_held_beside_a_control_is_a_success(inside: str, verdict: str,
     assert (found.verdict, found.sinks_the_release) == (verdict, sinks)
 
 
+@pytest.mark.parametrize("runtime", ["container", "gvisor", "microvm"])
+def test_each_runtime_has_rows_of_its_own(runtime: str) -> None:
+    assert row(f"test_it[{runtime}-/p/?-11]", TOLD)[2:6] == (runtime, "root", "it (/p/?)", "holds")
+
+
+@pytest.mark.parametrize(
+    ("message", "verdict", "happened"),
+    [("does not apply: it has no terminal", "does not apply", "it has no terminal"), ("not on this machine: gvisor", "NOT HERE", "gvisor")],
+)
+def test_a_stated_reason_is_a_row_and_no_failure(message: str, verdict: str, happened: str) -> None:
+    found = row("test_it[gvisor-1]", f'<skipped message="{message}"/>')
+    assert (found.verdict, found.happened, found.sinks_the_release) == (verdict, happened, False)
+    assert row("test_it[gvisor-1]", '<skipped message="no time"/>').sinks_the_release, "any other skip is one"
+
+
 def test_a_skip_sinks_only_the_highest_priority() -> None:
     assert not row("test_it[process-17]", '<skipped message="no disk"/>').sinks_the_release
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from _pytest.mark.expression import Expression
 
 from scripts import suite
 
@@ -28,6 +30,31 @@ def test_the_checks_are_a_part_of_it_and_as_root_the_unprivileged_half_too(monke
     for root in (True, False):
         monkeypatch.setattr(suite, "ROOT", root)
         assert {part.name for part in suite.parts()} & {"check", *unprivileged} == {"check", *(unprivileged if root else ())}
+
+
+def chosen(marks: str, *test: str) -> bool:
+    """Whether a test with these marks is chosen by an expression."""
+
+    def has(name: str, /, **_: str | int | bool | None) -> bool:
+        return name in test
+
+    return Expression.compile(marks).evaluate(has)
+
+
+def test_whatever_the_unprivileged_half_leaves_out_is_run_unprivileged_by_another_target() -> None:
+    as_a_user = suite.MARKS_AS_A_USER
+    assert [chosen(as_a_user, *marks) for marks in ((), ("once", "both"), ("once", "needs_user"))] == [True, True, True]
+    (torture,) = re.findall(r"MARKS='(.+)' scripts/unprivileged.sh", (suite.CHECKOUT / "Makefile").read_text())
+    for marks in (("once",), ("slow",), ("torture",), ("once", "both", "slow")):
+        assert not chosen(as_a_user, *marks) and chosen(torture, *marks), marks
+
+
+def test_the_marks_for_who_runs_a_test_stand_only_where_they_are_heeded() -> None:
+    once, both = (f"pytest.mark.{name}" for name in ("once", "both"))
+    texts = {file.relative_to(suite.CHECKOUT / "tests"): file.read_text() for file in (suite.CHECKOUT / "tests").rglob("test_*.py")}
+    marked = {file for file, text in texts.items() if once in text or both in text}
+    assert marked and {file.parts[0] for file in marked} <= suite.AS_A_USER.keys()
+    assert [file for file, text in texts.items() if both in text and f"pytestmark = {once}" not in text] == []
 
 
 def test_what_does_not_wait_for_webassembly_uses_none() -> None:
@@ -53,14 +80,25 @@ def test_every_failure_is_named_with_its_part_and_how_to_run_that_again(capsys: 
     twice = "FAILED tests/a/test_one.py::test_x[1 2] - assert 0"
     said = f"{twice}\nnoise\nERROR tests/a/test_one.py::test_y\n{twice}\n"
     assert suite.failures(said) == ["tests/a/test_one.py::test_x[1 2] - assert 0", "tests/a/test_one.py::test_y"]
-    assert list(suite.summary({"one": suite.failures(said), "check": []})) == [
+    left = "== left behind by the tests ==\nmount on /a\nprocess 7: sleep\n\n=== FAILURES ===\nnoise\n"
+    theirs = "= 3 passed in 1.00s =\nunprivileged: processes were left behind:\n  9 sleep 600\n"
+    assert suite.failures(left + twice) == ["tests/a/test_one.py::test_x[1 2] - assert 0", *suite.failures(left)]
+    assert list(suite.summary({"one": suite.failures(said), "two": suite.failures(left), "user-two": suite.failures(theirs)})) == [
         "FAILED in one: tests/a/test_one.py::test_x[1 2] - assert 0",
         "FAILED in one: tests/a/test_one.py::test_y",
-        "FAILED in check: see above",
-        'to run these parts again: make test PART="one check"',
+        "FAILED in two: left behind: mount on /a",
+        "FAILED in two: left behind: process 7: sleep",
+        "FAILED in user-two: left behind: 9 sleep 600",
+        'to run these parts again: make test PART="one two user-two"',
     ]
     assert list(suite.summary({})) == []
     assert suite.main(["no-such-part"]) == 2 and "there are check, " in capsys.readouterr().err
+
+
+def test_a_part_that_fails_without_a_failed_test_gives_its_last_lines() -> None:
+    said = "\n\n".join(f"line {number}" for number in range(20))
+    assert suite.failures(said, 2) == ["exit code 2, and the last lines are:", *(f"    line {number}" for number in range(10, 20))]
+    assert suite.failures("", 137) == ["exit code 137, and it said nothing"]
 
 
 def test_each_part_has_a_place_for_temporary_files_that_goes_with_it(tmp_path: Path) -> None:
