@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 from scripts import reachable
 from tests import patience
 from tests.leftovers import claim, left_since, traces
+from tests.security.cases import INAPPLICABLE
 
 
 def _place_for_temporary_files() -> str:
@@ -53,7 +54,8 @@ TRACES_BEFORE = pytest.StashKey[dict[str, str]]()
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(patience, "patience")
-    if config.getoption("markexpr") == "torture":
+    marks = config.getoption("markexpr")
+    if "torture" in marks and "not torture" not in marks:
         settings.load_profile("torture")
 
 
@@ -144,7 +146,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     missing = []
     for report in terminalreporter.stats.get("skipped", []):
         why = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
-        if "p0" in report.keywords and IN_THE_OTHER_HALF not in why:
+        if "p0" in report.keywords and not any(each in why for each in (IN_THE_OTHER_HALF, INAPPLICABLE)):
             missing.append(f"{report.nodeid}: {why}")
     if missing:
         terminalreporter.section("P0 attack cases that were NOT TRIED", red=True, bold=True)

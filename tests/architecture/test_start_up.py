@@ -57,6 +57,7 @@ SLOW = frozenset(
         *("unittest", "urllib.parse", "uuid", "weakref"),
     }
 )
+UNUSED_BY_A_LOOK = frozenset({"ast", "dataclasses", "inspect", "random", "secrets", "selectors", "shutil", "subprocess", "tempfile"})
 # What only a fork of the program needs: it loads that itself, while the program goes on.
 OF_THE_KEEPER = frozenset(
     {"ctypes", "agent_sandbox.kernel.guest_setup", "agent_sandbox.kernel.mount_steps", "agent_sandbox.kernel.seccomp"}
@@ -88,6 +89,18 @@ def test_a_run_loads_nothing_that_is_slow_to_load(loaded_by_a_run: frozenset[str
     assert "agent_sandbox.engine.run" in loaded_by_a_run, "this was no run"
     assert sorted(loaded_by_a_run & SLOW) == []
     assert [name for name in loaded_by_a_run if name.startswith("agent_sandbox.server")] == [], "few runs are held"
+
+
+@pytest.mark.parametrize("verb", ["diff", "status", "promote"])
+def test_a_look_at_the_changes_loads_nothing_that_it_does_not_use(tmp_path: Path, verb: str) -> None:
+    state = {"AGENT_SANDBOX_STATE": str(tmp_path / "state")}
+    project = tmp_path / "project"
+    project.mkdir()
+    loaded_by("from agent_sandbox.cli.main import main; main(['run', 'touch', 'made'])", cwd=project, **state)
+    yes = ", '--yes'" if verb == "promote" else ""
+    loaded = loaded_by(f"from agent_sandbox.cli.main import main; main(['{verb}'{yes}])", cwd=project, **state)
+    assert "agent_sandbox.workspace.layers.readback" in loaded, "it has looked"
+    assert sorted(loaded & UNUSED_BY_A_LOOK) == []
 
 
 def test_a_run_leaves_to_its_keeper_what_only_the_keeper_needs(loaded_by_a_run: frozenset[str]) -> None:

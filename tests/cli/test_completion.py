@@ -59,7 +59,7 @@ def test_words_are_offered_where_they_may_stand(state: Path, line: list[str], of
 
 
 def test_every_verb_is_offered_and_nothing_that_is_to_come() -> None:
-    assert set(candidates([""])) == set(candidates([])) == {name for name, verb in VERBS.items() if not verb.later}
+    assert set(candidates([""])) == set(candidates([])) == set(VERBS)
 
 
 def test_names_of_the_state_are_offered_if_a_shell_sees_nothing_in_them(state: Path) -> None:

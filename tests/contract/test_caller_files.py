@@ -13,10 +13,13 @@ from agent_sandbox import Denied, PolicyError, Sandbox, SandboxError, SandboxSes
 from agent_sandbox.engine.file_access import PIECE
 from agent_sandbox.ledger.event import Event, Intent, OutcomeEvent
 
+pytestmark = pytest.mark.once
+
 Make = Callable[..., Sandbox]
 Events = Callable[[], list[Event]]
 
 
+@pytest.mark.both
 def test_what_the_caller_writes_a_turn_reads_and_the_other_way_round(sandboxes: Make) -> None:
     with sandboxes().session() as session:
         session.files.write("deep/er/in.txt", "grüße\n")
@@ -32,6 +35,7 @@ def test_what_the_caller_writes_a_turn_reads_and_the_other_way_round(sandboxes: 
         assert session.files.read("deep/er/in.txt") == "short", "nothing of the longer text is left"
 
 
+@pytest.mark.both
 def test_entries_are_listed_described_made_and_removed(sandboxes: Make) -> None:
     with sandboxes().session() as session:
         files = session.files
@@ -111,6 +115,7 @@ def test_each_operation_is_judged_and_recorded_without_its_content(sandboxes: Ma
         assert [type(each).__name__ for each in events()[-2:]] == ["RefusalEvent", "RefusalEvent"]
 
 
+@pytest.mark.both
 def test_a_sandbox_shows_its_files_and_keeps_none(sandboxes: Make, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "shown.txt").write_text("real")
@@ -179,6 +184,7 @@ def test_an_answer_that_the_guest_forged_is_an_error_and_never_a_path(sandboxes:
         assert honest.files.list() == (), "the control arm"
 
 
+@pytest.mark.both
 def test_a_sandbox_without_space_says_so_and_goes_on(sandboxes: Make) -> None:
     with sandboxes(max_disk_mb=8).session() as session:
         with pytest.raises(OSError) as refused:

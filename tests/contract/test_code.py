@@ -39,6 +39,7 @@ def test_code_keeps_the_contract(claim: Claim, coder: Box) -> None:
     claim(Bench(coder.runtime, coder.session().explain(Work(Code("python", ""), ENVIRONMENT))))
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("claim", JAVASCRIPT_CLAIMS, ids=lambda claim: claim.__name__)
 def test_javascript_keeps_the_contract(claim: Claim, coder: Box) -> None:
     view = coder.session().explain(Work(Code("javascript", ""), ENVIRONMENT))

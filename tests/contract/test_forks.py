@@ -70,6 +70,7 @@ def test_a_fork_has_the_memory_and_the_files_of_its_state_and_changes_only_its_o
     assert session.run(look).value == [[1, 2], "two", "/tmp"], "and the session goes on where it was"
 
 
+@pytest.mark.once
 def test_forks_run_at_the_same_time(opened: Open) -> None:
     """Each waits for a word that the caller writes only once all of them run."""
     session = opened()
@@ -214,7 +215,7 @@ TAMPERED = {
     "keeps capabilities": ("ours['namespaces'].drop_capabilities = lambda: None", "kept capabilities"),
     "keeps a pipe": ("pipe = os.pipe(); ours['_close_all_but'] = lambda files: None", "of the session open"),
     "stays in its directory": ("ours['os'] = patched(chdir=lambda path: None)", "of the session open"),
-    "shares memory": ("import mmap; ours['_shares_memory'] = bool; block = mmap.mmap(-1, 4096)", "memory that it shares"),
+    "shares memory": ("import mmap; ours['shared_for_writing'] = lambda process: []; block = mmap.mmap(-1, 4096)", "memory that it shares"),
     "keeps the streams": (
         "ours['os'] = patched(dup2=lambda fd, to, inheritable=True: to == 3 and os.dup2(fd, to, inheritable))",
         "streams",
@@ -231,6 +232,7 @@ PATCHES = textwrap.dedent("""
 """)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("tampering", TAMPERED)
 def test_a_program_that_tampers_with_its_state_gets_no_fork(opened: Open, tampering: str) -> None:
     how, why = TAMPERED[tampering]
@@ -353,6 +355,7 @@ def test_a_fork_is_refused_before_memory_runs_out(opened: Open) -> None:
             session.fork(count=count)
 
 
+@pytest.mark.once
 def test_a_state_that_was_given_up_is_run_to_again_in_each_fork(opened: Open) -> None:
     session = opened()
     session.run("a = [0]\na.append(1)\na.append(2)\na.append(3)")
@@ -371,6 +374,7 @@ def test_a_state_that_was_given_up_is_run_to_again_in_each_fork(opened: Open) ->
         session.fork(99)
 
 
+@pytest.mark.once
 def test_what_cannot_be_forked_says_so(opened: Open) -> None:
     session = opened(network=["a.example"])
     session.run("1")
@@ -382,11 +386,11 @@ def test_what_cannot_be_forked_says_so(opened: Open) -> None:
     session.run("a = 1")
     (fork,) = session.fork()
     assert fork.run("b = 2\n1 / 0").exit_code == 1
-    failed = fork.timeline.failed
-    assert failed is not None and failed.text == "1 / 0" and failed.why == "a fork keeps no states"
-    for use in (fork.fork, lambda: fork.rewind(1), lambda: fork.inspect(1).variables):
-        with pytest.raises(SandboxError, match="keeps no states"):
-            use()
+    for use in (fork.fork, fork.rewind, lambda step: fork.inspect(step).variables):
+        with pytest.raises(SandboxError, match="no step 99"):
+            use(99)
+    with pytest.raises(SandboxError, match="keeps no states"):
+        fork.timeline.diff(1, 2)
     for refused in (lambda: session.rewind(1), lambda: session.inspect().variables, lambda: session.files.write("f", "")):
         with pytest.raises(SandboxError, match="rests"):
             refused()
@@ -394,6 +398,54 @@ def test_what_cannot_be_forked_says_so(opened: Open) -> None:
     assert session.inspect().evaluate("a").repr == "1"
 
 
+@pytest.mark.once
+def test_a_fork_goes_back_by_running_again_from_the_state_that_it_was_made_from(opened: Open) -> None:
+    session = opened()
+    session.run("a = [0]; open('f', 'w').write('of the session')")
+    (fork,) = session.fork()
+    name = fork.id
+    assert fork.run("a.append(1)\na.append(2)\nopen('f', 'w').write('of the fork')").success
+    assert fork.run("a.append(3); missing").exit_code == 1
+    failed = fork.timeline.failed
+    assert failed is not None and failed.text == "missing" and not failed.kept and "no states of its own" in failed.why
+    assert fork.inspect(2).evaluate("a").repr == "[0, 1]" and fork.inspect(3).read("f") == b"of the session"
+    assert fork.inspect(failed).evaluate("a.append(9), len(a)").repr == "(None, 5)"
+    after = next(step for step in fork.timeline if step.parent == failed.number)
+    assert [each.name for each in fork.inspect(after).frames[-1].variables] == ["a"], "the error is there again, too"
+    assert fork.run("a").value == [0, 1, 2, 3], "looking has changed nothing"
+    back = fork.rewind(3)
+    assert back.ran_again == "a.append(1)\na.append(2)\n" and fork.id == name
+    assert fork.run("a, open('f').read()").value == [[0, 1, 2], "of the session"]
+    assert fork.inspect(after).evaluate("a").repr == "[0, 1, 2, 3]", "the old future stays reachable"
+    other, another = fork.fork(failed, count=2)
+    assert other.run("a.append('other'); a").value == [0, 1, 2, 3, "other"] and another.run("a").value == [0, 1, 2, 3]
+    assert other.rewind(1).ran_again == "" and other.run("a").value == [0], "before its first step, nothing has to run again"
+    other.rewind(next(step for step in other.timeline if step.text == "a.append(2)"))
+    assert other.run("a").value == [0, 1]
+    assert fork.rewind(1).step.number == 1 and fork.inspect().evaluate("a").repr == "[0]", "where it is now"
+    close(fork, other, another)
+    assert session.run("a, open('f').read()").value == [[0], "of the session"]
+
+
+@pytest.mark.once
+def test_a_fork_that_would_come_out_otherwise_or_has_lost_its_session_says_so(opened: Open) -> None:
+    session = opened()
+    session.run("import os")
+    (fork,) = session.fork()
+    space = fork.run("os.readlink('/proc/self/ns/pid')").value
+    fork.run(f"assert os.readlink('/proc/self/ns/pid') == {space!r}\na = 1")
+    with pytest.raises(SandboxError, match="came out otherwise"):
+        fork.rewind(4)
+    (fork,) = fork.fork(1)
+    fork.run("a = 1\nb = 2")
+    session.close()
+    for use in (lambda: fork.rewind(2), lambda: fork.fork(2), lambda: fork.inspect(2).variables):
+        with pytest.raises(SandboxError, match="has ended, and its states with it"):
+            use()
+    assert fork.run("a, b").value == [1, 2], "the fork itself goes on"
+
+
+@pytest.mark.once
 def test_tools_answer_each_fork() -> None:
     called: list[str] = []
     with Sandbox(validate_code=False, runtime="process").session(timeline=True, tools=[called.append]) as session:
@@ -420,6 +472,7 @@ def _equal_straight_runs(opened: Open, seed: int, length: int) -> None:
         close(*forks)
 
 
+@pytest.mark.once
 def test_every_fork_equals_a_straight_run_whatever_the_others_do(opened: Open) -> None:
     _equal_straight_runs(opened, 7, 15)
 
@@ -430,6 +483,7 @@ def test_every_fork_equals_a_straight_run_for_many(opened: Open, seed: int) -> N
     _equal_straight_runs(opened, seed, 40)
 
 
+@pytest.mark.once
 def test_it_is_the_same_with_asyncio() -> None:
     async def main() -> None:
         async with AsyncSandbox(validate_code=False, runtime="process") as sandbox, sandbox.session(timeline=True) as session:
@@ -443,6 +497,7 @@ def test_it_is_the_same_with_asyncio() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.once
 def test_the_story_of_a_failed_analysis_and_three_fixes(opened: Open) -> None:
     """A step fails; three fixes go on from just before it at once; the one that works is kept, and nothing before it ran again."""
     session = opened()
@@ -473,6 +528,7 @@ def test_the_story_of_a_failed_analysis_and_three_fixes(opened: Open) -> None:
     assert session.run("'shares' in globals(), open('runs').read()").value == [False, "."]
 
 
+@pytest.mark.once
 def test_the_first_to_pass_ends_the_others_and_functions_drive_their_fork(opened: Open) -> None:
     session = opened()
     session.run("a = 1")
@@ -500,6 +556,7 @@ def test_the_first_to_pass_ends_the_others_and_functions_drive_their_fork(opened
     assert session.run("a").value == 1
 
 
+@pytest.mark.once
 def test_the_ledger_has_the_session_and_the_step_of_a_fork() -> None:
     sandbox = Sandbox(validate_code=False, runtime="process", enable_audit=True)
     assert sandbox.audit is not None

@@ -31,6 +31,7 @@ def own(box: Box) -> Iterator[Box]:
 def test_a_run_whose_helper_is_killed_ends_and_leaves_nothing(own: Box, victim: str) -> None:
     assert own.run("true").exit.code == 0
     before = traces()
+    assert isinstance(own.runtime, ProcessRuntime)
     zygote = own.runtime._zygotes[()].pid
     earlier = set(children(zygote))  # the guest of the first run may not have been waited for yet
     ready = threading.Event()

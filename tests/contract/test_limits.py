@@ -5,12 +5,14 @@ from __future__ import annotations
 import resource
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from agent_sandbox.engine.work import Outcome
 from agent_sandbox.kernel import cgroups
 from agent_sandbox.runtime.base import ExitReason
+from agent_sandbox.runtime.process.guest_handle import ProcessGuest
 from agent_sandbox.workspace.store import Store
 from tests.kernel.group_probe import probe
 from tests.patience import given_time, stretched
@@ -198,3 +200,18 @@ with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/") as answer
 def test_a_server_and_its_client_pass_100_megabytes_over_loopback(box: Box) -> None:
     for limits in (GENEROUS, replace(GENEROUS, memory_bytes=128 * MIB)):
         assert box.with_(limits=limits).run("python3", "-c", SERVE).stdout == b"100\n"
+
+
+@pytest.mark.skipif(HARD_MEMORY, reason="a cgroup limits the memory here")
+def test_the_limit_on_the_data_of_a_program_leaves_its_init_alone(box: Box) -> None:
+    """Init must go on whatever its program is left with: it counts, ends and reports."""
+    guests: list[ProcessGuest] = []
+    seen: list[str] = []
+
+    def look(*_: object) -> None:
+        limits = Path(f"/proc/{guests[0].init}/limits").read_text()
+        seen.append(next(line.split()[3] for line in limits.splitlines() if line.startswith("Max data size")))
+
+    limited = box.with_(limits=replace(GENEROUS, memory_bytes=256 * MIB))
+    ended = limited.shell("ulimit -d; read", stdin=b"", on_start=guests.append, on_output=look)
+    assert ended.stdout == b"262144\n" and seen == ["unlimited"]

@@ -156,6 +156,7 @@ def test_processes_are_counted() -> None:
     assert told(PermissionSet([ProcessPermission(True, True)]), FORK) == 40, "the control arm"
 
 
+@pytest.mark.once
 def test_a_sandbox_takes_permissions_in_one_place_only() -> None:
     permissions = PermissionSet([ProcessPermission(True, max_processes=5)])
     for own in ({"allow_file_read": True}, {"allow_subprocess": True}, {"allowed_paths": ["/x"]}, {"max_processes": 7}):

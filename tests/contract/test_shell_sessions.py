@@ -12,6 +12,8 @@ import pytest
 
 from agent_sandbox import AskRules, AsyncSandbox, PolicyError, Sandbox, SandboxError, SandboxSession, SandboxStatus, shell
 
+pytestmark = pytest.mark.once
+
 Open = Callable[..., SandboxSession]
 
 
@@ -38,6 +40,7 @@ def said(session: SandboxSession, command: str) -> str:
     return result.stdout
 
 
+@pytest.mark.both
 def test_what_a_command_leaves_the_next_one_finds(opened: Open) -> None:
     session = opened(env_vars={"GIVEN": "g"}, args=["one", "two words"])
     assert said(session, 'echo "$GIVEN|$1|$2|$#"') == "g|one|two words|2\n"
@@ -229,6 +232,7 @@ def test_each_command_is_a_step_to_look_at_and_to_return_to(opened: Open) -> Non
     assert said(session, "f; echo $x; ls; echo $-") == "new\n2\nehBc\n"
 
 
+@pytest.mark.both
 def test_processes_that_a_command_leaves_are_named_and_a_failure_is_marked(opened: Open) -> None:
     session = opened(timeline=True)
     said(session, "x=1; sleep 1000 & sleep 1000 &")
@@ -354,6 +358,7 @@ def test_every_state_is_that_of_one_bash_that_ran_straight_to_it(opened: Open, s
         assert session.inspect(number).evaluate(PROBE).repr == ran.stdout != "", (seed, number, led)
 
 
+@pytest.mark.both
 def test_a_shell_is_forked_with_its_variables_directory_and_files() -> None:
     with Sandbox(validate_code=False, allow_subprocess=True).session(language="shell", timeline=True) as session:
         session.run("mkdir /tmp/place; cd /tmp/place; words=(a b); echo 1 >file")

@@ -10,6 +10,8 @@ import pytest
 from agent_sandbox.errors import SandboxError
 from tests.security.harness import ENVIRONMENT, Box
 
+pytestmark = pytest.mark.once
+
 TEN_MEGABYTES = random.Random(1).randbytes(10 << 20)
 
 
@@ -43,6 +45,7 @@ def test_arguments_arrive_byte_for_byte(box: Box) -> None:
     assert ran.stdout == b"".join(os.fsencode(word) + b"\0" for word in words)
 
 
+@pytest.mark.both
 def test_variables_arrive_byte_for_byte_and_there_are_no_others(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET_OF_THE_CALLER", "canary")
     given = {**ENVIRONMENT, "ODD": os.fsdecode(b"\xff\n=x"), "EMPTY": ""}
@@ -52,6 +55,7 @@ def test_variables_arrive_byte_for_byte_and_there_are_no_others(box: Box, monkey
     assert python.strip() == repr(sorted(given))
 
 
+@pytest.mark.both
 def test_work_begins_where_it_was_told_to(box: Box) -> None:
     assert box.run("pwd", cwd=str(box.project / "src")).stdout == f"{box.project}/src\n".encode()
     assert box.python("import os; print(os.getcwd())", cwd=str(box.project)).stdout == f"{box.project}\n".encode()
@@ -63,6 +67,7 @@ def test_a_directory_that_is_not_there_is_said_and_nothing_runs(box: Box) -> Non
     assert "No such file" in outcome.refused
 
 
+@pytest.mark.both
 def test_a_command_line_too_long_for_the_kernel_is_refused_as_the_kernel_does(box: Box) -> None:
     """Case 144 of the attack list: two megabytes of one argument, and of the environment."""
     for outcome in (box.run("true", "x" * (2 << 20)), box.run("true", env={**ENVIRONMENT, "BIG": "x" * (2 << 20)})):

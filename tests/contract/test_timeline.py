@@ -24,6 +24,8 @@ from agent_sandbox.kernel.frozen_layers import layer_entries, merge_layers
 from tests.leftovers import left_since, traces
 from tests.patience import until
 
+pytestmark = pytest.mark.once
+
 Open = Callable[..., SandboxSession]
 
 
@@ -49,6 +51,7 @@ def before_line(session: SandboxSession, line: int) -> Step:
     return next(step for step in session.timeline if (step.turn, step.line) == (1, line))
 
 
+@pytest.mark.both
 def test_a_state_has_the_variables_and_the_files_of_its_moment(opened: Open) -> None:
     session = opened()
     session.run("a = [1]\nopen('f', 'w').write('one')\na.append(2)\nopen('f', 'w').write('two')\nimport os; os.unlink('f')")
@@ -115,7 +118,9 @@ def test_an_interrupt_ends_a_turn_and_not_the_session(opened: Open) -> None:
         if stream == "stdout" and run._guest is not None:
             run._guest.interrupt(signal.SIGINT)
 
-    result = session._perform(run, "a = 2\nprint('here', flush=True)\ntime.sleep(600)\na = 3", on_output=interrupt)
+    result = session._perform(
+        run, "a = 2\nfor each in range(9999): each or print('here', flush=True); time.sleep(0.1)\na = 3", on_output=interrupt
+    )
     assert (result.exit_code, result.error) == (130, "KeyboardInterrupt")
     assert "steps.py" not in result.stderr, "no frame of ours"
     assert session.run("a").value == 2
@@ -209,6 +214,7 @@ ATTACKS = {
 }
 
 
+@pytest.mark.both
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_a_sleeping_state_is_out_of_reach_of_its_program(opened: Open, attack: str) -> None:
     session = opened()
@@ -256,6 +262,7 @@ def test_a_state_with_memory_that_copies_share_is_not_kept(opened: Open) -> None
     assert session.rewind(kept["block.close()"]).ran_again and session.run("block[0]").value == 1, "it is run to again"
 
 
+@pytest.mark.both
 def test_a_state_whose_files_another_process_still_writes_is_not_kept(opened: Open) -> None:
     session = opened(allow_subprocess=True)
     child = "    file = open('log', 'w'); os.write(go[1], b'x')\n    while True: time.sleep(60)"
@@ -266,6 +273,20 @@ def test_a_state_whose_files_another_process_still_writes_is_not_kept(opened: Op
     assert kept["b = 2"].kept, "once it has ended, states are kept again"
 
 
+def test_a_state_whose_files_are_open_on_their_way_through_a_socket_is_not_kept(opened: Open) -> None:
+    """No process has such a file open, and whoever receives it writes to the frozen layer."""
+    session = opened()
+    send = "file = open('f', 'w')\nsocket.send_fds(ends[0], [b'x'], [file.fileno()])\nfile.close()"
+    session.run(f"import os, socket\nends = socket.socketpair()\n{send}\na = 1\nb = 2\nfd = socket.recv_fds(ends[1], 1, 1)[1][0]\nc = 3")
+    kept = {step.text: step for step in session.timeline}
+    for text in ("a = 1", "b = 2"):
+        assert not kept[text].kept and "on their way" in kept[text].why, kept[text]
+    assert not kept["c = 3"].kept, "it is a file of an earlier state"
+    session.run("os.write(fd, b'late')\nos.close(fd)\nopen('g', 'w').close()\nd = 4")
+    assert next(step for step in session.timeline if step.text == "d = 4").kept, "once it is closed, states are kept again"
+
+
+@pytest.mark.both
 def test_a_state_in_whose_files_another_process_stands_is_not_kept(opened: Open) -> None:
     """It could write to the frozen files by relative paths."""
     session = opened(allow_subprocess=True)
@@ -313,6 +334,7 @@ def test_a_network_is_not_used_again_to_reach_a_state(opened: Open) -> None:
         session.rewind(2)
 
 
+@pytest.mark.both
 def test_a_program_whose_directory_has_gone_goes_on_without_states(opened: Open) -> None:
     session = opened()
     session.run("import os\nos.mkdir('d'); os.chdir('d'); os.rmdir('../d')\na = 1\nos.chdir('/tmp')\nb = 2")
@@ -320,6 +342,7 @@ def test_a_program_whose_directory_has_gone_goes_on_without_states(opened: Open)
     assert (kept["a = 1"].kept, kept["b = 2"].kept) == (False, True) and kept["a = 1"].why
 
 
+@pytest.mark.both
 def test_what_a_look_writes_takes_no_room_afterwards(opened: Open) -> None:
     session = opened(max_disk_mb=40)
     session.run("def fill(): return open('big', 'wb').write(bytes(30_000_000))")
@@ -328,6 +351,7 @@ def test_what_a_look_writes_takes_no_room_afterwards(opened: Open) -> None:
     assert session.run("fill()").value == 30_000_000
 
 
+@pytest.mark.both
 def test_layers_are_merged_as_the_kernel_shows_them(tmp_path: Path) -> None:
     def fill(top: Path, files: dict[str, str]) -> None:
         for name, text in files.items():
@@ -362,6 +386,27 @@ def test_states_are_given_up_far_from_the_present_and_reached_by_running_again(o
     assert session.rewind(session.timeline.steps[-1]).ran_again == ""
 
 
+def test_states_that_would_cost_too_much_time_are_left_out_and_reached_by_running_again() -> None:
+    sandbox = Sandbox(validate_code=False, runtime="process")
+    with sandbox.session(timeline=True, overhead=1e-9) as session:
+        session.run("a = [1]\na.append(2)\na.append(3)")
+        session.run("a.append(4)\n1 / 0")
+        steps = session.timeline.steps
+        assert [step.kept for step in steps] == [True, False, False, True, False, False, True], "the first, and the end of each turn"
+        assert "left out" in steps[1].why
+        failed = session.timeline.failed
+        assert failed is not None and session.rewind(failed).ran_again.strip() == "a.append(4)" and session.run("a").value == [1, 2, 3, 4]
+        assert session.rewind(3).ran_again == "a = [1]\na.append(2)\n" and session.run("a").value == [1, 2]
+    with sandbox.session(timeline=True, overhead=1e9) as session:
+        session.run("a = 1\nb = 2\nc = 3")
+        assert all(step.kept for step in session.timeline), "the control"
+    for wrong in (0, -1, "0.1", True, float("nan")):
+        with pytest.raises(ValueError, match="part of the time"):
+            sandbox.session(timeline=True, overhead=wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="needs a timeline"):
+        sandbox.session(overhead=0.1)
+
+
 def test_tools_are_not_called_again_to_reach_a_state() -> None:
     called: list[int] = []
     with Sandbox(validate_code=False, runtime="process").session(timeline=True, tools=[called.append]) as session:
@@ -387,6 +432,7 @@ def test_input_is_not_left_out_to_reach_a_state(opened: Open) -> None:
             assert session.rewind(gone).ran_again
 
 
+@pytest.mark.both
 def test_many_changes_of_files_are_merged_and_every_state_is_still_right(opened: Open) -> None:
     session = opened(most=6)
     session.run("import os\nfor number in range(5): open(f'base{number}', 'w').write('base')")
@@ -406,6 +452,7 @@ def test_many_changes_of_files_are_merged_and_every_state_is_still_right(opened:
     assert session.run(look).value == seen
 
 
+@pytest.mark.both
 def test_near_the_memory_limit_old_states_are_given_up(opened: Open) -> None:
     session = opened(max_memory_mb=400)
     session.run("block = bytearray(40_000_000)")
@@ -417,6 +464,21 @@ def test_near_the_memory_limit_old_states_are_given_up(opened: Open) -> None:
     assert session.run("len({*block})").value == 1
 
 
+@pytest.mark.both
+@pytest.mark.parametrize("megabytes", [60, 85, 150])
+def test_a_program_near_its_memory_limit_goes_on_however_little_room_states_have(opened: Open, megabytes: int) -> None:
+    """Without a cgroup each state counts in full: the program must not be ended for what its states share with it."""
+    session = opened(max_memory_mb=200)
+    session.run("block = bytearray(b'x') * 20_000_000\nblock = None")
+    session.run(f"block = bytearray(b'x') * {megabytes}_000_000\na = 1\na = 2")
+    for _ in range(4):
+        assert session.run("len(block)").value == megabytes * 1_000_000
+    for step in session.timeline.steps:
+        assert step.kept or step.why, step
+    assert not session.run("more = bytearray(b'x') * 300_000_000").success, "the control: the limit is in force"
+
+
+@pytest.mark.both
 def test_a_state_that_was_killed_from_outside_is_missed_and_nothing_else(opened: Open) -> None:
     session = opened()
     session.run("a = 1\na = 2\na = 3")
@@ -460,6 +522,7 @@ def _ancestors(pid: int) -> set[int]:
     return above
 
 
+@pytest.mark.both
 def test_the_changes_of_a_session_are_those_of_its_last_state(opened: Open, tmp_path: Path) -> None:
     place = tmp_path / "writable"
     place.mkdir()
@@ -553,6 +616,7 @@ def test_a_session_without_a_timeline_has_none(opened: Open) -> None:
         session.rewind(1)
 
 
+@pytest.mark.both
 def test_a_timeline_leaves_nothing(opened: Open) -> None:
     opened().run("1")
     before = traces()
@@ -564,6 +628,7 @@ def test_a_timeline_leaves_nothing(opened: Open) -> None:
     assert left_since(before) == []
 
 
+@pytest.mark.both
 def test_nothing_is_left_when_the_caller_is_killed() -> None:
     before = traces()
     script = textwrap.dedent("""

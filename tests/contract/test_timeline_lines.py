@@ -12,6 +12,8 @@ from agent_sandbox import AsyncSandbox, Sandbox, SandboxError, SandboxSession
 from agent_sandbox.engine.timeline import recorder as recorder_module
 from agent_sandbox.engine.timeline.tree import Step
 
+pytestmark = pytest.mark.once
+
 Open = Callable[..., SandboxSession]
 PROGRAM = textwrap.dedent("""\
     import json, os

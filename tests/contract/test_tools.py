@@ -13,6 +13,8 @@ from agent_sandbox.ledger.event import Event, Intent, OutcomeEvent, RefusalEvent
 from agent_sandbox.runtime.base import ExitReason
 from tests.patience import given_time
 
+pytestmark = pytest.mark.once
+
 Make = Callable[..., Sandbox]
 Events = Callable[[], list[Event]]
 
@@ -22,6 +24,7 @@ def lookup(key: str, limit: int = 10, *more: Any, flag: bool | None = None, **re
     return [key, limit, more, flag, rest]
 
 
+@pytest.mark.both
 def test_a_tool_is_a_function_like_any_other(sandboxes: Make) -> None:
     ran = sandboxes(tools=[lookup]).execute("""
 import inspect
@@ -192,6 +195,7 @@ def test_what_the_policy_denies_is_never_called_and_said_to_be(sandboxes: Make, 
     assert sandboxes(tools=tools).execute(code).success and calls == [2, 1, 2], "without the rule it is called"
 
 
+@pytest.mark.both
 def test_tools_of_one_run_are_of_that_run_alone(sandboxes: Make) -> None:
     sandbox = sandboxes()
     assert sandbox.execute("print(one())", tools={"one": lambda: 1}).stdout == "1\n"
@@ -250,6 +254,7 @@ except ImportError:
 """
 
 
+@pytest.mark.both
 @pytest.mark.parametrize("words", [b"garbage", b'{"run":"this"}', b'{"turn":{"code":0,"value":1}}'], ids=["garbage", "a kind", "a turn"])
 def test_a_program_that_says_what_cannot_be_said_is_ended_for_it(sandboxes: Make, words: bytes) -> None:
     calls: list[object] = []

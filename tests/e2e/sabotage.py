@@ -92,7 +92,7 @@ def let(*calls: str) -> None:
 
 @sabotage("mount-namespace", root=True)
 def no_view() -> None:
-    def build(identity: Any, plan: object, masks: object, stage: object) -> tuple[Any, int, list[int]]:
+    def build(identity: Any, *_: object) -> tuple[Any, int, list[int]]:
         namespaces.raise_loopback()
         site = mount_tools.Site(identity.userns, identity.shift, userxattr=not identity.root)
         # For the directory of the layers, in which the product makes and removes files, one that is gone: so it can harm no real one.
@@ -164,7 +164,7 @@ def no_uts_namespace() -> None:
 
 @sabotage("user-namespace", "not-host-root", root=True)
 def no_user_namespace() -> None:
-    def stay(identity: Any, control: Any, ourselves: int) -> None:
+    def stay(identity: Any, control: Any, ourselves: int, *, as_root: bool) -> None:
         control.send(wire.HERE)
         control.recv(1)
         os.close(ourselves)
@@ -439,7 +439,7 @@ def no_output_limit() -> None:
 
 @sabotage("disk-limit")
 def no_disk_limit() -> None:
-    mount_steps._sized = lambda size: "size=1g"  # the sizes of scratch directories
+    mount_steps.sized = lambda size: "size=1g"  # the sizes of scratch directories
 
 
 @sabotage("core-dumps")
@@ -464,6 +464,7 @@ def scratch_of_the_machine() -> None:
 @sabotage("end-of-run", root=True)
 def background_lives_on() -> None:
     no_pid_namespace()
+    cgroups.create = lambda **_: cgroups.Cgroup()  # or a keeper of somebody else sweeps what is left, at any moment
 
 
 @sabotage("wasm-engine")

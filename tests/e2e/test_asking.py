@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,10 @@ import pytest
 
 from tests.e2e.program import SCRIPT, Shell, words
 from tests.e2e.sitting import sitting
-from tests.patience import given_time
+from tests.e2e.test_daemon import serving
+from tests.patience import given_time, until
+
+pytestmark = pytest.mark.once
 
 POLICY = '[approvals]\ncommands = ["touch marked-*"]\npromotions = true\n'
 DONE = "touch marked-file && ls"
@@ -50,6 +54,19 @@ def says(shell: Shell, *how: str) -> Callable[[dict[str, Any]], None]:
         assert shell("approve", asked["digest"], *how).returncode == 0
 
     return say
+
+
+@pytest.mark.parametrize("by_daemon", [False, True], ids=["alone", "by the daemon"])
+def test_the_question_of_a_killed_caller_waits_no_more(asking: Shell, *, by_daemon: bool) -> None:
+    with serving(asking) if by_daemon else nullcontext():
+        with asking.start("run", DONE) as caller:
+            asked = question(asking)
+            caller.kill()
+        assert until(lambda: asking.json("approve")["waiting"] == [])
+        late = asking("approve", asked["digest"], "--yes")
+        assert late.returncode == 2 and b"no waiting question" in late.stderr, late
+        code, out, _ = answered(asking, "run", DONE, answer=says(asking, "--yes"))
+        assert code == 0 and "marked-file" in out, "the control arm"
 
 
 def test_what_somebody_agrees_to_is_done_and_what_they_refuse_is_not(asking: Shell) -> None:
@@ -143,6 +160,7 @@ def test_who_revokes_is_told_which_runs_go_on(asking: Shell) -> None:
     assert asking.json("capabilities")["capabilities"][0]["revoked"] is True
 
 
+@pytest.mark.both
 def test_a_guest_cannot_see_the_questions_nor_answer_them(asking: Shell, tmp_path: Path) -> None:
     state = tmp_path / "state"
     token = asking("grant", "run bash -c **", "--for", "1m", "-q").stdout.decode().strip()
@@ -211,6 +229,7 @@ def test_a_run_ends_with_its_elevation(shell: Shell, project: Path) -> None:
     assert said.count("ended") == said.count("began") > 0
 
 
+@pytest.mark.both
 def test_nothing_is_lifted_that_holds_our_own_keys(shell: Shell, tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "state" / "ledger.jsonl.keys"):
         refused = shell("grant", "--elevate", "--reveal", str(path), "--for", "1m")

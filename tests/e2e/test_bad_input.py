@@ -13,6 +13,8 @@ import pytest
 
 from tests.e2e.program import PROGRAM, Shell, processes_in, words
 
+pytestmark = pytest.mark.once
+
 
 @pytest.mark.parametrize(
     ("line", "why"),
@@ -30,7 +32,7 @@ from tests.e2e.program import PROGRAM, Shell, processes_in, words
         (["run", "--processes", "0", "true"], "--processes takes a whole number"),
         (["run", "--project", "/no/such/project", "true"], "there is no directory"),
         (["run", "--reveal", "/etc/hostname", "true"], "nothing is masked"),
-        (["run", "--runtime", "microvm", "true"], "there is no runtime 'microvm'"),
+        (["run", "--runtime", "minivm", "true"], "there is no runtime 'minivm'"),
         (["run"], "an argument is missing"),
         (["run", "--cwd", "", "true"], "--cwd is empty"),
         (["run", "--cwd", "/proc/1", "true"], "not in the sandbox"),
@@ -65,6 +67,7 @@ def test_a_current_directory_that_has_vanished_is_an_error(shell: Shell, project
     assert "current directory cannot be found" in words(done)
 
 
+@pytest.mark.both
 def test_a_masked_directory_is_no_place_to_start(shell: Shell, tmp_path: Path) -> None:
     home = tmp_path / "home"
     (home / ".ssh").mkdir(parents=True)
@@ -127,6 +130,7 @@ def mounted(target: Path, options: str, flags: str = "0") -> str:
     )
 
 
+@pytest.mark.both
 def test_a_full_disk_under_the_state_directory_is_named_and_nothing_runs(shell: Shell, tmp_path: Path) -> None:
     state = tmp_path / "state"
     state.mkdir(mode=0o700)
@@ -137,6 +141,7 @@ def test_a_full_disk_under_the_state_directory_is_named_and_nothing_runs(shell: 
     assert done.stdout == b""
 
 
+@pytest.mark.both
 def test_a_state_directory_that_cannot_be_written_is_named(shell: Shell, tmp_path: Path) -> None:
     home = tmp_path / "state"
     home.mkdir(mode=0o700)
@@ -150,6 +155,7 @@ def test_a_state_directory_that_cannot_be_written_is_named(shell: Shell, tmp_pat
 NO_USER_NAMESPACES = "open('/proc/sys/user/max_user_namespaces', 'w').write('0')"
 
 
+@pytest.mark.both
 def test_without_user_namespaces_nothing_runs_and_the_remedy_is_named(shell: Shell, project: Path) -> None:
     control = in_namespace(shell, "pass", "doctor")
     assert b"user namespaces" in control.stdout
@@ -160,6 +166,7 @@ def test_without_user_namespaces_nothing_runs_and_the_remedy_is_named(shell: She
     assert shell("diff").stdout == b""
 
 
+@pytest.mark.both
 def test_the_doctor_tells_the_truth_about_user_namespaces(shell: Shell) -> None:
     done = in_namespace(shell, NO_USER_NAMESPACES, "doctor")
     assert done.returncode == 1

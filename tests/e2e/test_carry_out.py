@@ -16,6 +16,8 @@ from tests.e2e.program import Shell, tree, words
 from tests.e2e.sitting import sitting
 from tests.e2e.test_sim import repository
 
+pytestmark = pytest.mark.once
+
 __all__ = ["repository"]
 
 EVERYTHING = (
@@ -36,6 +38,7 @@ def plans(shell: Shell) -> list[Path]:
     return [each for each in Path(shell.env["AGENT_SANDBOX_STATE"], "plans").iterdir() if not each.name.startswith(".")]
 
 
+@pytest.mark.both
 def test_what_is_carried_out_is_what_the_command_would_have_done(shell: Shell, tmp_path: Path) -> None:
     (shell.cwd / "notes.txt").write_text("notes\n")
     really = tmp_path / "really"

@@ -9,6 +9,8 @@ import pytest
 
 from tests.e2e.program import Shell, words
 
+pytestmark = pytest.mark.once
+
 HELLO = {
     "python": ("hello.py", "print('hello')"),
     "javascript": ("hello.js", "console.log('hello')"),
@@ -18,6 +20,7 @@ HELLO = {
 PROGRAMS = {"javascript": "node", "ruby": "ruby", "bash": "bash"}
 
 
+@pytest.mark.both
 @pytest.mark.parametrize("language", HELLO)
 def test_each_language_runs_from_a_file_whose_name_tells_it(shell: Shell, project: Path, language: str) -> None:
     if language in PROGRAMS and not shutil.which(PROGRAMS[language]):
@@ -41,6 +44,7 @@ def test_input_given_to_the_program_reaches_the_code(shell: Shell, project: Path
     assert shell("code", "ask.py", stdin=b"hello\n").stdout == b"HELLO\n"
 
 
+@pytest.mark.both
 def test_code_and_commands_share_the_sandbox_of_the_project(shell: Shell, project: Path) -> None:
     (project / "write.py").write_text("open('made.txt', 'w').write('by python')")
     shell("code", "write.py")

@@ -12,6 +12,8 @@ import pytest
 
 from tests.e2e.program import Shell, words
 
+pytestmark = pytest.mark.once
+
 MAIN = """
 import sys
 import helper
@@ -60,6 +62,7 @@ def test_a_traceback_names_the_file_and_the_line(shell: Shell, package: Path) ->
     assert ours == outside.stderr.splitlines()
 
 
+@pytest.mark.both
 def test_modules_beside_it_are_those_of_the_sandbox(shell: Shell, package: Path) -> None:
     assert shell("run", "echo \"VALUE = 'edited'\" > pkg/helper.py").returncode == 0
     assert b"edited" in shell("code", "pkg/main.py").stdout and b"edited" not in _python(shell, "pkg/main.py").stdout
@@ -84,6 +87,7 @@ def environment(project: Path) -> Path:
     return project / "env"
 
 
+@pytest.mark.both
 @pytest.mark.parametrize("how", ["VIRTUAL_ENV", "PATH"])
 def test_packages_of_the_active_environment_can_be_imported(shell: Shell, environment: Path, how: str) -> None:
     path = shell.environment["PATH"]

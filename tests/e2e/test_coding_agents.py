@@ -15,6 +15,8 @@ from tests.e2e.program import PROGRAM, SCRIPT, Shell, words
 from tests.e2e.sitting import sitting
 from tests.egress.internet import ADDRESSES, run_on_internet
 
+pytestmark = pytest.mark.once
+
 KEY = "sk-ant-4f9a8b7c6d5e4f3a2b1c"
 WEB, OTHER = (ADDRESSES[name] for name in ("web.test", "other.test"))
 
@@ -30,6 +32,7 @@ def execute(line: str, shell: Shell) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(["sh", "-c", line], cwd=shell.cwd, env=shell.environment, capture_output=True, check=False)
 
 
+@pytest.mark.both
 def test_a_command_runs_in_the_sandbox_and_the_next_one_sees_what_it_did(program: Caller, shell: Shell, tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     canary.write_text("untouched")
@@ -46,6 +49,7 @@ def test_a_command_runs_in_the_sandbox_and_the_next_one_sees_what_it_did(program
         assert canary.read_text() == "gone\n" and not (shell.cwd / "kept").exists(), "the control: without the hook, it harms"
 
 
+@pytest.mark.both
 def test_a_sandbox_that_cannot_start_runs_nothing(project: Path, tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     line = caller("claude", project, tmp_path / "bin").rewritten("touch made")
@@ -80,6 +84,7 @@ def test_a_program_inside_a_sandbox_needs_no_other(shell: Shell) -> None:
     assert b'"deny"' in outside.stdout, "the control: outside it is refused"
 
 
+@pytest.mark.both
 def test_from_inside_nothing_is_promoted_and_no_settings_are_changed(shell: Shell, tmp_path: Path) -> None:
     """An agent that knows this program: it types yes to everything."""
     home = tmp_path / "home"
@@ -175,6 +180,7 @@ def test_at_a_terminal_connect_asks_and_no_is_no(shell: Shell, tmp_path: Path) -
         assert (tmp_path / ".cursor/mcp.json").exists() is (code == 0)
 
 
+@pytest.mark.both
 @pytest.mark.needs_user
 def test_a_read_only_directory_is_an_error_and_nothing_is_left(shell: Shell, tmp_path: Path) -> None:
     directory = tmp_path / ".cursor"

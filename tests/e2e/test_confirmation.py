@@ -7,6 +7,8 @@ import pytest
 from tests.e2e.program import Shell, words
 from tests.e2e.sitting import sitting
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture
 def promoted(shell: Shell) -> Shell:

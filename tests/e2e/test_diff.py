@@ -17,6 +17,8 @@ from tests.e2e.program import Shell, words
 from tests.e2e.sitting import sitting
 from tests.workspace.view.hidden import ESCAPED
 
+pytestmark = pytest.mark.once
+
 OUR_COLOURS = re.compile(rb"\x1b\[(?:[0-9]+(?:;[0-9]+)*)?m")
 FORMS = [["diff"], ["diff", "--all"], ["diff", "--stat"], ["diff", "-s"], ["diff", "--name-only"], ["--json", "diff"], ["status"]]
 
@@ -148,6 +150,7 @@ def test_a_patch_is_not_for_a_terminal_unless_that_is_said(shell: Shell) -> None
         assert b"\x1b[31mred" in person.seen
 
 
+@pytest.mark.both
 @pytest.mark.parametrize("line", [["diff", "CMD"], ["--diff", "run", "CMD"], ["run", "--diff", "CMD"], ["diff", "--", "bash", "-c", "CMD"]])
 def test_what_a_command_would_change_is_shown_and_nothing_is_kept(shell: Shell, project: Path, line: list[str]) -> None:
     command = "echo said; echo 'new content' > file.txt; rm greeting.txt"

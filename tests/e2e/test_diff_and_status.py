@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.program import Shell, words
+
+pytestmark = pytest.mark.once
 
 
 def test_changes_in_the_project_come_first_then_those_elsewhere_and_caches_are_folded(shell: Shell, tmp_path: Path) -> None:

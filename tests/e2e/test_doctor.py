@@ -74,6 +74,7 @@ def test_a_file_of_another_user_does_not_make_the_doctor_fail(reachable_checkout
     assert (rows["a run"]["status"], rows["a kept run"]["status"]) == ("ok", "ok"), rows
 
 
+@pytest.mark.once
 def test_the_doctor_knows_every_package_that_a_network_needs() -> None:
     """What is left of `pyproject.toml`'s list is only what makes it faster."""
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
@@ -81,6 +82,7 @@ def test_the_doctor_knows_every_package_that_a_network_needs() -> None:
     assert extra == network_packages.NEEDED.keys() | network_packages.FASTER.keys()
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("package", sorted(network_packages.NEEDED))
 def test_the_doctor_names_a_package_without_which_no_run_has_a_network(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor.network() == "", "the control: with all of them there is one"
@@ -90,6 +92,7 @@ def test_the_doctor_names_a_package_without_which_no_run_has_a_network(package: 
     assert package in row.found
 
 
+@pytest.mark.once
 def test_without_the_faster_search_a_network_is_only_weaker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(network_packages.FASTER, "hyperscan", "no_such_module")
     row = doctor._network()
@@ -115,6 +118,7 @@ def test_the_doctor_leaves_nothing_in_the_state_directory(shell: Shell, tmp_path
     assert left == []
 
 
+@pytest.mark.once
 def test_setup_makes_the_state_directory_and_says_what_to_do_next(shell: Shell, tmp_path: Path) -> None:
     compiled.offer_to_all(tmp_path / "shared")
     done = replace(shell, env={**shell.env, "AGENT_SANDBOX_SHARED_CACHE": str(tmp_path / "shared")})("setup")
@@ -124,10 +128,11 @@ def test_setup_makes_the_state_directory_and_says_what_to_do_next(shell: Shell, 
     assert b'agent-sandbox run "' in done.stdout
 
 
+@pytest.mark.once
 def test_the_completion_script_is_one_that_bash_accepts_and_knows_the_verbs(shell: Shell) -> None:
     script = shell("completion", "bash").stdout
     done = shell("run", "bash -n /dev/stdin && echo fine", stdin=script)
     assert done.stdout == b"fine\n"
     verbs = shell("completion", "words", "--", "").stdout.split()
-    assert b"doctor" in verbs and b"promote" in verbs and b"image" not in verbs
+    assert b"doctor" in verbs and b"promote" in verbs and b"image" in verbs and b"exec" in verbs
     assert b"--throw-away" in shell("completion", "words", "--", "run", "--").stdout.split()

@@ -18,6 +18,8 @@ from agent_sandbox.errors import Denied, PolicyError
 from tests.e2e.cutting import cut_off
 from tests.e2e.program import Shell, words
 
+pytestmark = pytest.mark.once
+
 YES = ("promote", "--yes", "--approve", "git-history")
 TOKEN = "-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcw\n-----END PRIVATE KEY-----\n"
 SETTINGS = (
@@ -90,6 +92,7 @@ def repository(shell: Shell, tmp_path: Path) -> Repository:
     return made
 
 
+@pytest.mark.both
 def test_commits_branches_and_tags_are_carried_over_and_taken_back(repository: Repository) -> None:
     repository.inside(
         "echo more >> src/0.txt; git commit -qam 'one: more'; echo new > src/new.txt; git add -A; git commit -qm 'two: new'; "
@@ -179,6 +182,7 @@ def test_what_was_staged_on_both_sides_is_staged(repository: Repository) -> None
     assert repository.git("status", "--short").splitlines() == ["A  inside.txt", "A  outside.txt"]
 
 
+@pytest.mark.both
 def test_a_linked_worktree_is_committed_to(repository: Repository, tmp_path: Path) -> None:
     linked = tmp_path / "linked"
     repository.git("worktree", "add", "-q", "-b", "side", str(linked))
@@ -193,6 +197,7 @@ def test_a_linked_worktree_is_committed_to(repository: Repository, tmp_path: Pat
     there.is_whole()
 
 
+@pytest.mark.both
 def test_a_git_file_that_names_a_repository_of_others_carries_nothing_there(repository: Repository, tmp_path: Path) -> None:
     """A project whose `.git` file names another repository, which does not know it, writes nothing into that one."""
     apart = tmp_path / "apart"
@@ -224,6 +229,7 @@ def test_a_submodule_is_committed_to(repository: Repository, tmp_path: Path) -> 
     assert repository.git("submodule", "status").startswith(" ")
 
 
+@pytest.mark.both
 def test_a_new_repository_is_carried_over(shell: Shell, repository: Repository) -> None:
     top = repository.top / "new"
     repository.inside("mkdir new; cd new; git init -q; echo x > x; git add x; git commit -qm begun")
@@ -244,6 +250,7 @@ def test_a_repository_of_another_hash_is_carried_over(shell: Shell, repository: 
     repository.git("fsck", "--full", "--strict", cwd=top)
 
 
+@pytest.mark.both
 def test_no_hook_of_the_real_repository_runs(repository: Repository) -> None:
     canary = repository.top.parent / "canary"
     hook = repository.top / ".git/hooks/reference-transaction"
@@ -334,6 +341,7 @@ def test_a_commit_that_deletes_a_hidden_file_is_refused(repository: Repository) 
     assert repository.git("status", "--short") == "", "and the index still has it"
 
 
+@pytest.mark.both
 def test_a_hidden_file_cannot_be_put_under_git(repository: Repository) -> None:
     (repository.top / ".gitignore").write_text(".env\n")
     repository.git("add", "-A")
@@ -559,6 +567,7 @@ def test_a_worktree_that_is_made_inside_brings_its_branch(repository: Repository
     assert repository.titles("side", "--") == ["in wt", "first"]
 
 
+@pytest.mark.both
 def test_killed_between_objects_and_references_it_is_as_before(repository: Repository) -> None:
     repository.inside("echo more >> src/0.txt; git checkout -q -b deep/er; git commit -qam one")
     before = repository.state()

@@ -51,6 +51,7 @@ def test_a_throw_away_run_there_changes_nothing_and_keeps_nothing(shell: Shell, 
     assert shown.returncode == 0 and b"-notes" in shown.stdout and (home / "notes.txt").exists()
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("line", [["run", "true"], ["code", "notes.py"], ["sim", "--throw-away", "true"], ["status"], ["promote", "--yes"]])
 def test_what_would_be_kept_is_refused_there_with_what_to_do_instead(shell: Shell, home: Path, tmp_path: Path, line: list[str]) -> None:
     (home / "notes.py").write_text("open('made', 'w')\n")

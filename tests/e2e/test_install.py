@@ -98,6 +98,7 @@ def test_the_readme_does_what_it_says_word_by_word(home: Path) -> None:
     assert any(code == 126 for _, code in done), "the control arm: something was refused"
 
 
+@pytest.mark.once
 def test_the_installed_package_is_the_wheel_and_nothing_of_the_checkout(home: Path) -> None:
     code = (
         "import agent_sandbox, agentbox, sys; print(agent_sandbox.__file__); print(agent_sandbox.Sandbox().execute('print(6 * 7)').stdout)"
@@ -110,6 +111,7 @@ def test_the_installed_package_is_the_wheel_and_nothing_of_the_checkout(home: Pa
         assert exit_code == 1 and "ModuleNotFoundError" in said
 
 
+@pytest.mark.once
 def test_the_source_distribution_installs_too(home: Path, copy: Path, backend: dict[str, str], tmp_path: Path) -> None:
     python = home / "agent-sandbox" / "bin" / "python"
     build = f"{python} -m hatchling build --target sdist --directory {tmp_path}"

@@ -12,6 +12,8 @@ import pytest
 from tests.e2e.program import Shell, processes_with, words
 from tests.patience import until
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture
 def shell(project: Path, tmp_path: Path) -> Shell:
@@ -23,6 +25,7 @@ def shell(project: Path, tmp_path: Path) -> Shell:
     return Shell(project, {"AGENT_SANDBOX_STATE": str(tmp_path / "state"), "HOME": str(home), "PATH": "/usr/bin:/bin"})
 
 
+@pytest.mark.both
 def test_a_command_is_learnt_and_then_runs_under_what_was_learnt_and_no_other_does(shell: Shell, project: Path) -> None:
     line = "cat ~/notes greeting.txt | sort > sorted.txt; cat ~/.ssh/id"
     learnt = shell("policy", "learn", line)

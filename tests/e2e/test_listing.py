@@ -90,6 +90,7 @@ def test_a_list_is_not_kept_where_it_depends_on_all_that_is_in_a_directory(work:
     assert work.changes() == _read(work)
 
 
+@pytest.mark.once
 def test_a_torn_list_is_not_believed(work: Workspace) -> None:
     work.run(shell("echo x >> a; echo x >> b"))
     whole = work.changes()
@@ -188,6 +189,7 @@ class _Parts(Progress):
         self.advanced[self.begun[-1]] = self.advanced.get(self.begun[-1], 0) + files
 
 
+@pytest.mark.once
 def test_every_part_of_a_promotion_says_what_it_does(work: Workspace) -> None:
     work.run(shell("echo x >> a; echo y > new"))
     parts = _Parts()

@@ -12,6 +12,8 @@ import pytest
 from tests.e2e.program import PROGRAM, Shell, words
 from tests.patience import until
 
+pytestmark = pytest.mark.once
+
 
 @pytest.mark.parametrize("line", [("log",), ("log", "--format", "jsonl"), ("help",), ("capabilities", "--json")])
 def test_a_reader_that_goes_away_is_no_complaint(shell: Shell, line: tuple[str, ...]) -> None:
@@ -64,6 +66,7 @@ def test_a_file_of_variables_reaches_the_program_and_not_the_log(shell: Shell, t
     assert b"canary" not in (Path(shell.env["AGENT_SANDBOX_STATE"]) / "ledger.jsonl").read_bytes()
 
 
+@pytest.mark.both
 def test_a_file_of_variables_is_the_machines_and_not_the_sandboxs(shell: Shell) -> None:
     (shell.cwd / "settings").write_text("A=real\n")
     shell("run", "echo A=changed > settings")

@@ -16,6 +16,8 @@ import pytest
 from tests.e2e.program import PROGRAM
 from tests.egress.internet import ADDRESSES, PACKAGE, Visit, run_on_internet
 
+pytestmark = pytest.mark.once
+
 WEB, OTHER = (ADDRESSES[name] for name in ("web.test", "other.test"))
 Go = Callable[..., Visit]
 
@@ -114,7 +116,9 @@ def _inside(command: str, *flags: str) -> str:
     return f"{{sandbox}} run --throw-away {shlex.join(flags)} -- sh -c {shlex.quote(command)}"
 
 
-@pytest.mark.parametrize("name", CLIENTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.both) if name in ("curl", "urllib", "pip") else name for name in CLIENTS]
+)
 def test_a_client_reaches_the_host_that_is_allowed_and_no_other(go: Go, name: str) -> None:
     command = client(name)
     visit = go(_inside(f"{command.format('web.test')}; {command.format('other.test')}", "--network", "web.test"))
@@ -137,11 +141,13 @@ def test_without_a_sandbox_the_same_client_reaches_both(go: Go, name: str) -> No
     assert "hello from web.test" in visit.stdout and "hello from other.test" in visit.stdout, visit
 
 
+@pytest.mark.both
 def test_without_permission_there_is_no_network(go: Go) -> None:
     visit = go(_inside(f"curl -sS -m 5 https://web.test/page; curl -sS -m 5 http://{WEB}/page; cat /proc/net/route"))
     assert visit.received == {} and visit.asked == [] and "hello" not in visit.stdout
 
 
+@pytest.mark.both
 @pytest.mark.parametrize("host", ["inside.test", "meta.test"])
 def test_a_name_that_leads_inside_is_refused_although_it_is_allowed(go: Go, host: str) -> None:
     visit = go(_inside(f"curl -sS -m 20 http://{host}/page; curl -sSk -m 20 https://{host}/page", "--network", f"{host},web.test"))
@@ -149,6 +155,7 @@ def test_a_name_that_leads_inside_is_refused_although_it_is_allowed(go: Go, host
     assert "hello" not in visit.stdout
 
 
+@pytest.mark.both
 def test_addresses_that_are_written_down_end_at_the_door(go: Go) -> None:
     lines = [f"curl -sS -m 10 http://{address}/page" for address in (OTHER, "169.254.169.254", "[2001:4860:4860::8888]", WEB)]
     lines += [
@@ -189,6 +196,7 @@ def test_a_false_certificate_is_refused(go: Go) -> None:
     assert "certificate" in visit.stdout
 
 
+@pytest.mark.both
 def test_bytes_of_any_kind_go_to_a_port_that_is_named(go: Go) -> None:
     talk = "import socket; s = socket.create_connection(('db.test', 5432)); s.sendall(bytes(range(256))); print(s.recv(256)[255])"
     visit = go(_inside(f"python3 -c {shlex.quote(talk)}", "--network", "db.test:5432"))
@@ -266,6 +274,7 @@ def test_what_passed_and_what_was_refused_is_in_the_log(go: Go) -> None:
     assert "web.test" in visit.stdout and "other.test" in visit.stdout, visit
 
 
+@pytest.mark.both
 def test_the_authority_of_a_run_is_in_no_change_set(go: Go) -> None:
     run = "{sandbox} run --network web.test -- sh -c 'curl -sS https://web.test/page > page.txt'"
     visit = go(f"{run}; {{sandbox}} diff --json")
@@ -324,6 +333,7 @@ print(ask("web.test", "9.9.9.9"), ask("web.test", "2620:fe::fe"), ask("other.tes
 """
 
 
+@pytest.mark.both
 def test_names_are_asked_over_tcp_as_over_udp(go: Go, project: Path) -> None:
     (project / "names.py").write_text(NAMES_BY_TCP)
     visit = go(_inside("python3 names.py", "--network", "web.test") + "; {sandbox} log --all --category network")

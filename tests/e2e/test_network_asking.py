@@ -15,6 +15,8 @@ import pytest
 from tests.e2e.program import PROGRAM
 from tests.egress.internet import ADDRESSES, Visit, run_on_internet
 
+pytestmark = pytest.mark.once
+
 pytest.importorskip("h2", reason="needs the extra `network`")
 
 WEB, OTHER, DB = (ADDRESSES[name] for name in ("web.test", "other.test", "db.test"))

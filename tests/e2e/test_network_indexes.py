@@ -14,6 +14,8 @@ import pytest
 from tests.e2e.program import PROGRAM
 from tests.egress.internet import ADDRESSES, INDEX_SECRET, PACKAGE, Visit, run_on_internet
 
+pytestmark = pytest.mark.once
+
 WEB = ADDRESSES["web.test"]
 SETTINGS = {
     "pip": (".config/pip/pip.conf", f"[global]\nindex-url = https://me:{INDEX_SECRET}@web.test/private/simple/\n"),

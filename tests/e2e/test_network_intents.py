@@ -12,6 +12,8 @@ import pytest
 from tests.e2e.test_network import OTHER, WEB, Go, go
 from tests.e2e.test_sim_network import simulate
 
+pytestmark = pytest.mark.once
+
 __all__ = ["go"]
 pytest.importorskip("h2", reason="needs the extra `network`")
 

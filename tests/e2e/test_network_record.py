@@ -9,7 +9,11 @@ import stat
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.test_network import WEB, Go, client, go
+
+pytestmark = pytest.mark.once
 
 __all__ = ["go"]
 

@@ -15,6 +15,8 @@ from tests.e2e.program import PROGRAM
 from tests.egress.aws_host import KEY_ID, SECRET, TOKEN, problem
 from tests.egress.internet import ADDRESSES, Visit, run_on_internet
 
+pytestmark = pytest.mark.once
+
 WEB, OTHER = (ADDRESSES[name] for name in ("web.test", "other.test"))
 VALUE = "tok-4f9a8b7c6d5e4f3a2b1c"
 REFUSED = "refused by the sandbox"
@@ -88,6 +90,7 @@ def test_a_placeholder_goes_nowhere_else(go: Go) -> None:
     assert not [name for name in visit.asked if "secret" in name]
 
 
+@pytest.mark.both
 def test_a_value_is_in_nothing_that_a_run_leaves_behind(go: Go, tmp_path: Path) -> None:
     use = 'curl -sS -H "Authorization: Bearer $TOKEN" https://web.test/headers; curl -sS -d "$TOKEN" https://web.test/echo; env > env.txt'
     run = f"{{sandbox}} run --json --network web.test {{0}} -- sh -c {shlex.quote(use)}; {{sandbox}} log --all --json; {{sandbox}} diff"
@@ -122,6 +125,7 @@ print("found" if found else "nothing")
 """
 
 
+@pytest.mark.both
 def test_a_value_is_not_in_the_memory_of_a_run(go: Go, project: Path) -> None:
     (project / "look.py").write_text(LOOK)
     code = "{sandbox} code --throw-away --network web.test {0} look.py"

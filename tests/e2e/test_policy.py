@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.program import Shell, words
+
+pytestmark = pytest.mark.once
 
 POLICY = """
 name = "careful"

@@ -36,6 +36,7 @@ def run(home: Path, tmp_path: Path) -> Run:
     return lambda preset, line, *more: shell("--policy", preset, "--throw-away", *more, "run", line)
 
 
+@pytest.mark.once
 def test_high_is_full(run: Run, home: Path) -> None:
     done = run("high", f"cat {home}/note.txt {home.parent}/elsewhere.txt; make test; echo x > greeting.txt && cat greeting.txt")
     assert done.stdout.decode().splitlines()[:2] == ["canary-in-the-home", "canary-elsewhere"]
@@ -53,6 +54,7 @@ def test_medium_is_the_home_and_approved_programs(run: Run, home: Path) -> None:
     assert asked.returncode == 126 and "does not allow the program 'sudo'" in words(asked)
 
 
+@pytest.mark.once
 def test_medium_outside_of_the_home_says_what_is_missing(home: Path, tmp_path: Path) -> None:
     (tmp_path / "other/.git").mkdir(parents=True)
     done = Shell(tmp_path / "other", {"AGENT_SANDBOX_STATE": str(tmp_path / "state"), "HOME": str(home)})("--policy", "medium", "run", "ls")
@@ -71,6 +73,7 @@ def test_low_is_scratch_space_and_programs_for_looking(run: Run, home: Path) -> 
     assert unforeseen.stdout == b"127\nscript\n", "nor is it there when nobody has seen it coming"
 
 
+@pytest.mark.once
 def test_low_looks_at_code_before_it_runs(home: Path, tmp_path: Path) -> None:
     shell = Shell(home / "project", {"AGENT_SANDBOX_STATE": str(tmp_path / "state"), "HOME": str(home)})
     code = ("--policy", "low", "--throw-away", "code", "-", "--language", "python")
@@ -79,6 +82,7 @@ def test_low_looks_at_code_before_it_runs(home: Path, tmp_path: Path) -> None:
     assert shell(*code, stdin=b"print(6 * 7)\n").stdout == b"42\n"
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("preset", ["coding-agent", "test-runner"])
 def test_who_writes_programs_builds_and_runs_them(run: Run, preset: str) -> None:
     assert run(preset, "make test && python3 -m unittest 2>&1 | tail -n 1").stdout.endswith(b"built and run\nOK\n")
@@ -92,6 +96,7 @@ def test_a_reviewer_reads_everything_and_changes_nothing(run: Run, home: Path) -
     assert "Read-only file system" in words(done)
 
 
+@pytest.mark.once
 def test_a_data_analyst_computes_and_starts_nothing(home: Path, tmp_path: Path) -> None:
     shell = Shell(home / "project", {"AGENT_SANDBOX_STATE": str(tmp_path / "state"), "HOME": str(home)})
     code = ("--policy", "data-analyst", "--throw-away", "code", "-", "--language", "python")
@@ -101,6 +106,7 @@ def test_a_data_analyst_computes_and_starts_nothing(home: Path, tmp_path: Path) 
     assert refused.returncode == 126 and "allows no processes" in words(refused)
 
 
+@pytest.mark.once
 def test_a_policy_of_ones_own_is_a_file_and_takes_away_too(run: Run, home: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('extends = "reviewer"\n[processes]\ndenied_commands = ["cat"]\n[code]\nblocked = ["grep"]\n')
     mine = str(tmp_path / "mine.toml")
@@ -116,6 +122,7 @@ def test_a_policy_of_ones_own_is_a_file_and_takes_away_too(run: Run, home: Path,
     assert done.returncode == 2 and "there is no preset and no file 'lowest'" in words(done)
 
 
+@pytest.mark.once
 def test_a_run_under_rules_of_other_trees_says_that_it_has_not_seen_what_was_changed(home: Path, tmp_path: Path) -> None:
     shell = Shell(home / "project", {"AGENT_SANDBOX_STATE": str(tmp_path / "state"), "HOME": str(home)})
     assert shell("--policy", "medium", "run", "echo medium > greeting.txt; cat greeting.txt").stdout == b"medium\n"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 
+import pytest
+
 from tests.e2e.program import Shell, words
 
 
@@ -32,6 +34,7 @@ def test_no_shell_is_there_unless_a_line_is_run_or_it_is_named(shell: Shell) -> 
     assert shell("run", "--throw-away", "--allow", "git", "--", "bash", "script.sh").returncode == 126
 
 
+@pytest.mark.once
 def test_what_ends_for_want_of_a_tool_says_which_there_are(shell: Shell) -> None:
     (shell.cwd / "script.sh").write_text("#!/bin/sh\n")
     (shell.cwd / "script.sh").chmod(0o755)
@@ -40,6 +43,7 @@ def test_what_ends_for_want_of_a_tool_says_which_there_are(shell: Shell) -> None
         assert done.returncode == code and "only these programs can be started: git, ls" in words(done)
 
 
+@pytest.mark.once
 def test_an_interpreter_is_named_with_what_it_opens(shell: Shell) -> None:
     done = shell("run", "--throw-away", "--allow", "perl", "--", "perl", "-e", "print 6 * 7")
     assert done.stdout == b"42" and "perl: runs what it is given" in words(done)
@@ -52,6 +56,7 @@ def test_code_runs_with_the_tools_that_are_allowed(shell: Shell) -> None:
     assert done.stdout == b"git None None\n", words(done)
 
 
+@pytest.mark.once
 def test_explain_names_what_can_be_executed(shell: Shell) -> None:
     lines = shell("run", "--explain", "--allow", "git", "--", "git", "log").stdout.decode().splitlines()
     assert any(line.startswith("nothing can be executed but ") and os.path.realpath("/usr/bin/git") in line for line in lines)
@@ -63,6 +68,7 @@ def test_a_denied_tool_is_not_there(shell: Shell) -> None:
     assert shell("run", "--deny-command", "ls", "--", "ls").returncode == 126
 
 
+@pytest.mark.once
 def test_what_is_no_name_of_a_tool_is_refused(shell: Shell) -> None:
     for line in (["--allow", "/usr/bin/git"], ["--deny-command", "./x"]):
         done = shell("run", *line, "true")

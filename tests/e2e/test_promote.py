@@ -22,6 +22,7 @@ def changed(shell: Shell) -> Shell:
     return shell
 
 
+@pytest.mark.once
 def test_nothing_is_carried_over_unless_somebody_says_yes(changed: Shell) -> None:
     asked = changed("promote")
     assert asked.returncode == 3 and "needs --yes" in words(asked)
@@ -39,12 +40,14 @@ def test_nothing_is_carried_over_unless_somebody_says_yes(changed: Shell) -> Non
     assert nothing.returncode == 125 and "no promotion to take back" in words(nothing)
 
 
+@pytest.mark.once
 def test_apply_is_the_same_verb(changed: Shell) -> None:
     assert changed("apply", "--yes", "--only", "new.txt").returncode == 0
     assert (changed.cwd / "new.txt").exists() and (changed.cwd / "keep.txt").read_text() == "one\ntwo\n"
     assert changed.json("status")["changes"]["project"] == 1
 
 
+@pytest.mark.once
 def test_a_person_is_asked_and_may_say_no(changed: Shell) -> None:
     with sitting(changed, "promote") as person:
         person.expect(b"Promote 2 changes")
@@ -58,6 +61,7 @@ def test_a_person_is_asked_and_may_say_no(changed: Shell) -> None:
     assert (changed.cwd / "new.txt").exists()
 
 
+@pytest.mark.once
 def test_yes_does_not_cover_what_is_protected(shell: Shell) -> None:
     shell("run", "mkdir -p .github/workflows; echo 'on: push' > .github/workflows/ci.yml; echo x > x; ln -s /etc/passwd out")
     refused = shell("promote", "--yes")
@@ -81,6 +85,7 @@ def test_yes_does_not_cover_what_is_protected(shell: Shell) -> None:
     assert unknown.returncode == 2 and "no protected class 'everything'" in words(unknown)
 
 
+@pytest.mark.once
 def test_reality_that_moved_on_is_refused_and_merged(changed: Shell) -> None:
     (changed.cwd / "keep.txt").write_text("zero\none\ntwo\n")
     refused = changed("promote", "--yes")
@@ -90,6 +95,7 @@ def test_reality_that_moved_on_is_refused_and_merged(changed: Shell) -> None:
     assert (changed.cwd / "keep.txt").read_text() == "zero\none\ntwo\nthree\n"
 
 
+@pytest.mark.once
 def test_conflicts_are_named_and_can_be_marked(changed: Shell) -> None:
     (changed.cwd / "new.txt").write_text("theirs\n")
     refused = changed("promote", "--yes", "--merge")
@@ -121,6 +127,7 @@ def test_a_fifo_is_never_carried_over_and_the_rest_only_without_it(shell: Shell)
     assert (shell.cwd / "file").exists() and not (shell.cwd / "pipe").exists()
 
 
+@pytest.mark.once
 def test_a_commit_made_inside_can_be_carried_over(shell: Shell) -> None:
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org"]
     for line in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "first"]):
@@ -159,6 +166,7 @@ def test_a_secret_that_was_hidden_is_not_replaced_and_that_is_said_once(shell: S
     assert (shell.cwd / ".env").read_text() == "KEY=real\n" and (shell.cwd / "x").exists()
 
 
+@pytest.mark.once
 def test_what_we_did_ourselves_is_not_told_as_drift(changed: Shell) -> None:
     for line in (("promote", "--yes"), ("undo", "--yes")):
         assert changed(*line).returncode == 0
@@ -216,6 +224,7 @@ def test_a_file_that_nobody_may_replace_is_named(changed: Shell) -> None:
     assert changed("promote", "--yes").returncode == 0
 
 
+@pytest.mark.once
 def test_what_was_changed_under_two_rules_about_files_is_told_and_can_be_left_out(changed: Shell) -> None:
     rules = changed.cwd / "agent-sandbox.toml"
     rules.write_text(f'[files]\nallowed = ["{changed.cwd}"]\n')
@@ -257,6 +266,7 @@ def test_a_large_file_rewritten_after_the_run_has_drifted_though_size_and_time_a
     assert path.stat().st_size == 100 << 20 and path.read_bytes().startswith(b"two")
 
 
+@pytest.mark.once
 def test_undo_asks_with_the_time_of_the_promotion_or_without_any(changed: Shell) -> None:
     assert changed("promote", "--yes").returncode == 0
     year = time.strftime("%Y-").encode()

@@ -86,6 +86,7 @@ def try_it(place: Path, before: str, inside: str, choose: st.DataObject, choices
         shutil.rmtree(project)
 
 
+@pytest.mark.once
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(before=SCRIPTS, inside=SCRIPTS, choose=st.data())
 def test_in_portions_it_is_as_if_at_once(place: Path, before: str, inside: str, choose: st.DataObject) -> None:

@@ -12,6 +12,8 @@ from agent_sandbox import Workspace
 from agent_sandbox.errors import Denied
 from tests.e2e.program import Shell, tree, words
 
+pytestmark = pytest.mark.once
+
 
 def git(shell: Shell, *line: str) -> None:
     env = {**shell.environment, "HOME": "/nonexistent", "GIT_CONFIG_NOSYSTEM": "1"}
@@ -143,6 +145,7 @@ def test_an_ordinary_day_needs_only_yes(repository: Shell) -> None:
     assert (repository.cwd / "images/a.svg").exists() and (repository.cwd / "src/deeper/util.ts").exists()
 
 
+@pytest.mark.both
 def test_nothing_is_promoted_into_the_programs_own_state(shell: Shell, tmp_path: Path) -> None:
     """Where something is compiled on first use, a file planted beside its digest would be run outside of every sandbox."""
     state, beside = tmp_path / "state", tmp_path / "beside"

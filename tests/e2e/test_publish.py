@@ -18,6 +18,8 @@ from tests.e2e.program import Shell, words
 from tests.engine.test_publish import INNER, SERVER, TWO_PAGES, free_port, get, got
 from tests.patience import until
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture
 def shell(project: Path, tmp_path: Path) -> Shell:
@@ -29,6 +31,7 @@ def first_line(process: subprocess.Popen[bytes]) -> str:
     return process.stderr.readline().decode()
 
 
+@pytest.mark.both
 @pytest.mark.parametrize("network", [(), ("--network", "web.test")])
 def test_a_server_of_the_sandbox_is_reached_by_its_published_port_and_the_result_tells(shell: Shell, network: tuple[str, ...]) -> None:
     port = free_port()

@@ -1,4 +1,4 @@
-"""What a later version brings is refused by name; help, version and mistyped words."""
+"""Help, version and mistyped words."""
 
 from __future__ import annotations
 
@@ -6,14 +6,7 @@ import pytest
 
 from tests.e2e.program import Shell, words
 
-VERBS = ["exec", "logs", "stop", "image"]
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_a_verb_of_a_later_version_is_refused_by_name(shell: Shell, verb: str) -> None:
-    done = shell(verb, "whatever", "--else")
-    assert done.returncode == 2
-    assert f"{verb!r} is not there yet" in words(done)
+pytestmark = pytest.mark.once
 
 
 def test_mistyped_words_are_met_with_a_suggestion(shell: Shell) -> None:

@@ -9,6 +9,8 @@ import pytest
 from tests import compiled
 from tests.e2e.program import Shell, words
 
+pytestmark = pytest.mark.once
+
 PROGRAM = """
 import random, sys, time, uuid
 print(time.time(), random.random(), uuid.uuid4(), open("greeting.txt").read(), sys.argv[1:], sys.stdin.read())
@@ -24,6 +26,7 @@ def shell(project: Path, tmp_path: Path) -> Shell:
     return Shell(project, {"AGENT_SANDBOX_STATE": str(tmp_path / "state"), "XDG_CACHE_HOME": str(tmp_path / "cache")})
 
 
+@pytest.mark.both
 def test_a_run_is_recorded_and_replayed(shell: Shell, tmp_path: Path) -> None:
     record = str(tmp_path / "run.json")
     line = ("code", "--deterministic", "--seed", "3", "--throw-away", "--record", record, "program.py", "--", "word")

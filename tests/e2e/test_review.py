@@ -16,6 +16,8 @@ from agent_sandbox.policy.decide import Ask
 from tests.e2e.program import Shell, tree, words
 from tests.e2e.sitting import sitting
 
+pytestmark = pytest.mark.once
+
 EVIL = "20s/.*/evil()/"
 LINES = "".join(f"line_{number} = {number}\n" for number in range(1, 41))
 

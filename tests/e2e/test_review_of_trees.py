@@ -17,6 +17,8 @@ from tests.e2e.applied import apply
 from tests.e2e.program import Shell, tree
 from tests.e2e.sitting import sitting
 
+pytestmark = pytest.mark.once
+
 NAMES = ("a.py", "b", "c", "sub/a.py", "sub/d", "deep/er/e", "with blank", "__pycache__/x.pyc", ".npm/hook.js", "q'u\"o")
 BINARIES = [bytes([127, 69, 76, 70, 0, 255, number]) * 7 for number in range(4)]
 TEXTS = [

@@ -30,12 +30,14 @@ def test_the_readme_flow_leaves_the_real_file_alone_and_forgets_on_request(shell
     assert shell("run", "cat greeting.txt").stdout == b"hello\n"
 
 
+@pytest.mark.once
 def test_every_byte_of_output_passes_through_and_the_streams_stay_apart(shell: Shell) -> None:
     done = shell("run", "for i in $(seq 0 255); do printf \"\\\\x$(printf %x $i)\"; done; printf 'e\\0\\377' >&2")
     assert done.stdout == bytes(range(256))
     assert done.stderr == b"e\0\xff"
 
 
+@pytest.mark.once
 def test_a_megabyte_of_piped_input_arrives_complete(shell: Shell) -> None:
     data = os.urandom(1 << 20)
     done = shell("run", "--", "cat", stdin=data)
@@ -47,6 +49,7 @@ def test_the_streams_can_be_opened_by_name_inside(shell: Shell) -> None:
     assert (done.stdout, done.stderr) == (b"in\nout\n", b"err\n")
 
 
+@pytest.mark.once
 def test_a_file_as_standard_input_arrives_complete(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "input").write_bytes(b"x" * 300_000)
     with open(tmp_path / "input", "rb") as file:
@@ -54,6 +57,7 @@ def test_a_file_as_standard_input_arrives_complete(shell: Shell, tmp_path: Path)
     assert done.stdout.strip() == b"300000"
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("line", "code"),
     [
@@ -69,6 +73,7 @@ def test_it_exits_as_a_shell_would(shell: Shell, line: list[str], code: int) -> 
     assert shell("run", *line).returncode == code
 
 
+@pytest.mark.once
 def test_a_program_that_is_not_there_is_named_as_a_shell_names_it(shell: Shell) -> None:
     assert words(shell("run", "--", "no-such-program")) == "agent-sandbox: no-such-program: command not found\n"
 
@@ -81,16 +86,19 @@ def test_a_program_that_uses_too_much_memory_is_ended_with_137_and_the_limit_is_
     assert (document["exit"], document["stdout"]) == (0, "104857600\n")
 
 
+@pytest.mark.once
 def test_words_after_the_command_belong_to_the_command(shell: Shell) -> None:
     assert shell("run", "--", "echo", "--json", "--", "-x").stdout == b"--json -- -x\n"
     assert shell("run", "echo", "--json").stdout == b"--json\n"
 
 
+@pytest.mark.once
 def test_flags_may_stand_before_and_after_the_verb(shell: Shell) -> None:
     for line in (["--json", "run", "true"], ["run", "--json", "true"]):
         assert b'"schema": "agent-sandbox/run/1"' in shell(*line).stdout
 
 
+@pytest.mark.once
 def test_the_json_document_tells_the_whole_story(shell: Shell) -> None:
     document = shell.json("run", "echo out; echo err >&2; echo x > new.txt; printf '\\377'; exit 4")
     assert document["exit"] == 4
@@ -140,6 +148,7 @@ def test_a_denied_path_is_not_there_and_a_secret_is_only_when_it_is_revealed(she
     assert shell("run", "--deny", "src", "cat src/app.py").returncode == 1
 
 
+@pytest.mark.once
 def test_explain_prints_the_plan_and_runs_nothing(shell: Shell, project: Path) -> None:
     done = shell("run", "--explain", "touch ran")
     assert done.returncode == 0
@@ -147,6 +156,7 @@ def test_explain_prints_the_plan_and_runs_nothing(shell: Shell, project: Path) -
     assert shell("diff").stdout == b""
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 42), (signal.SIGTERM, 43), (signal.SIGHUP, 44)])
 def test_a_signal_reaches_the_program_which_may_answer_it(shell: Shell, number: signal.Signals, code: int) -> None:
     with shell.start("run", "--", "python3", "-c", f"{AWAITING.format(number=number)}\nsignal.sigwait(awaited); sys.exit({code})") as run:
@@ -156,6 +166,7 @@ def test_a_signal_reaches_the_program_which_may_answer_it(shell: Shell, number: 
         assert run.wait() == code
 
 
+@pytest.mark.once
 def test_a_second_signal_ends_a_program_that_ignores_them(shell: Shell) -> None:
     marker = f"marker-{os.getpid()}"
     ignoring = "while True: signal.sigwait(awaited); print('heard', flush=True)"
@@ -169,6 +180,7 @@ def test_a_second_signal_ends_a_program_that_ignores_them(shell: Shell) -> None:
     assert processes_with(marker) == []
 
 
+@pytest.mark.once
 def test_nobody_reading_our_output_ends_the_run_quietly(shell: Shell) -> None:
     with shell.start("run", "yes") as run:
         assert run.stdout is not None and run.stderr is not None

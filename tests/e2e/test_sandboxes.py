@@ -30,6 +30,7 @@ def named(shell: Shell) -> dict[str, dict[str, object]]:
     return {os.path.basename(each["project"]): each for each in shell.json("list")["sandboxes"]}
 
 
+@pytest.mark.once
 def test_list_shows_each_sandbox_with_its_size_changes_and_whether_its_project_is_gone(shell: Shell, project: Path, gone: Shell) -> None:
     assert shell("run", "echo x > new; echo y > other; mkdir -p __pycache__; echo z > __pycache__/m.pyc").returncode == 0
     shell("snapshot")
@@ -58,6 +59,7 @@ def test_list_names_who_uses_a_sandbox_and_prune_leaves_it_alone(shell: Shell, p
     assert project.name in named(shell)
 
 
+@pytest.mark.once
 def test_prune_without_a_terminal_shows_what_would_be_lost_and_removes_nothing(shell: Shell, gone: Shell) -> None:
     for line in (("prune",), ("prune", "--dry-run")):
         done = shell(*line)
@@ -79,6 +81,7 @@ def test_prune_removes_what_belongs_to_a_project_that_is_gone_and_nothing_else(s
     assert "nothing to remove" in words(shell("prune", "--yes"))
 
 
+@pytest.mark.once
 def test_prune_asks_at_a_terminal_and_no_is_no(shell: Shell, gone: Shell) -> None:
     with sitting(shell, "prune") as person:
         person.expect(b"LOST")
@@ -115,6 +118,7 @@ def test_prune_can_remove_sandboxes_without_changes_and_long_unused_ones(shell: 
     assert b"would be LOST" in done.stdout and sorted(named(shell)) == ["changed", "saved"]
 
 
+@pytest.mark.once
 def test_prune_removes_a_sandbox_by_name_and_refuses_names_that_are_none(shell: Shell, project: Path) -> None:
     shell("run", "echo x > new")
     name = str(named(shell)[project.name]["sandbox"])
@@ -172,6 +176,7 @@ def test_a_run_that_starts_while_prune_removes_gets_a_whole_sandbox(shell: Shell
         assert b"new" in kept or b"old" not in kept, "all of it is there, or all of it was removed"
 
 
+@pytest.mark.once
 def test_a_file_that_a_guest_named_cannot_act_on_the_terminal(shell: Shell, tmp_path: Path) -> None:
     place = tmp_path / "\x1b[31mred\nname"
     place.mkdir()

@@ -127,6 +127,7 @@ def test_a_home_shows_what_builds_need_and_no_dot_file_that_is_not_listed(at_hom
     assert refused.returncode != 0 and f"{home}/.newagent; reveal that" in words(refused)
 
 
+@pytest.mark.once
 def test_shell_settings_with_a_token_are_hidden_with_a_remark(at_home: Shell, home: Path) -> None:
     put(home, {".bashrc": "export GH_TOKEN=ghp_" + "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6q7R8\n", ".profile": "umask 022\n"})
     done = at_home("run", "cat ~/.bashrc; cat ~/.profile")
@@ -149,6 +150,7 @@ def test_programs_in_a_hidden_directory_of_the_search_path_can_be_started(at_hom
     assert at_home("run", f"{home}/.tool/bin/tool").returncode != 0, "the control arm: nobody named it"
 
 
+@pytest.mark.once
 def test_odd_names_do_not_stop_a_run_and_are_printed_safely(shell: Shell, project: Path) -> None:
     odd = os.fsdecode(b"a\n\x1b[31m\xff")
     put(project, {f"{odd}/tls.key": KEY, f"{odd}/.env": "CANARY"})
@@ -160,6 +162,7 @@ def test_odd_names_do_not_stop_a_run_and_are_printed_safely(shell: Shell, projec
     assert b"\x1b[31m" not in done.stderr and b"tls.key" in done.stderr
 
 
+@pytest.mark.once
 def test_status_says_what_is_hidden_although_it_is_tracked(shell: Shell, project: Path) -> None:
     put(project, {"tests/tls.key": KEY})
     committed(project)

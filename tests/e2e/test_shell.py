@@ -51,6 +51,7 @@ def test_a_shell_has_job_control_and_follows_the_size_of_the_terminal(plain: She
         assert person.end() == 5
 
 
+@pytest.mark.once
 def test_a_throw_away_shell_says_that_nothing_is_kept(plain: Shell) -> None:
     with sitting(plain, "shell", "--throw-away") as person:
         person.expect(b"(sandbox) mine> ")
@@ -60,6 +61,7 @@ def test_a_throw_away_shell_says_that_nothing_is_kept(plain: Shell) -> None:
     assert plain("diff").stdout == b""
 
 
+@pytest.mark.once
 def test_the_usual_shells_are_used_where_the_users_own_is_no_program(plain: Shell) -> None:
     odd = replace(plain, env={**plain.env, "SHELL": "/nonexistent/shell"})
     with sitting(odd, "shell", "--throw-away") as person:
@@ -72,6 +74,7 @@ def test_the_usual_shells_are_used_where_the_users_own_is_no_program(plain: Shel
         assert person.end() == 4
 
 
+@pytest.mark.once
 def test_without_a_terminal_there_is_no_shell_and_nothing_runs(shell: Shell) -> None:
     done = shell("shell", stdin=b"touch canary\n")
     assert done.returncode == 2 and "shell needs a terminal" in words(done) and "agent-sandbox run" in words(done)

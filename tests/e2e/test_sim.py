@@ -14,6 +14,8 @@ from tests.e2e.program import Shell, tree, words
 from tests.e2e.sitting import sitting
 from tests.workspace.view.hidden import ESCAPED
 
+pytestmark = pytest.mark.once
+
 OUR_COLOURS = re.compile(rb"\x1b\[(?:[0-9]+(?:;[0-9]+)*)?m")
 CANARIES = {what: text.encode(errors="surrogateescape") for what, text in ESCAPED.items() if text not in ("\ud800", "\0")}
 
@@ -79,6 +81,7 @@ def test_a_command_is_judged_by_its_text_as_well(repository: Shell) -> None:
     assert any(each["risk"]["level"] == "high" for each in predicted)
 
 
+@pytest.mark.both
 def test_what_waits_in_the_sandbox_is_there_and_stays_as_it_is(shell: Shell) -> None:
     shell("run", "echo waiting > new.txt; mkdir d; echo one > d/one; echo kept > kept.txt")
     waiting, before = shell("diff").stdout, tree(shell.cwd)

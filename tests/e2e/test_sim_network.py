@@ -6,7 +6,11 @@ import shlex
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.test_network import OTHER, WEB, Go, go
+
+pytestmark = pytest.mark.once
 
 __all__ = ["go"]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.program import Shell, words
 
 
@@ -47,6 +49,7 @@ def test_a_rollback_when_nothing_ran_since_keeps_nothing(shell: Shell) -> None:
     assert len(shell.json("snapshots")["snapshots"]) == 1
 
 
+@pytest.mark.once
 def test_snapshots_are_listed_as_a_tree_with_branches_and_one_can_be_forgotten(shell: Shell) -> None:
     run(shell, "echo one > file")
     shell("snapshot", "trunk")
@@ -79,6 +82,7 @@ def test_a_diff_after_a_rollback_is_that_of_the_snapshot(shell: Shell, project: 
     assert "+one" in shell("diff").stdout.decode()
 
 
+@pytest.mark.once
 def test_a_project_where_nothing_ran_has_no_snapshots_and_gets_an_empty_one(shell: Shell) -> None:
     listed = shell("snapshots")
     assert listed.returncode == 0 and listed.stdout == b"" and "no snapshots" in words(listed)
@@ -90,6 +94,7 @@ def test_a_project_where_nothing_ran_has_no_snapshots_and_gets_an_empty_one(shel
     assert run(shell, "test -e file || echo none") == b"none\n"
 
 
+@pytest.mark.once
 def test_bad_names_are_refused_and_say_what_there_is(shell: Shell) -> None:
     run(shell, "echo one > file")
     shell("snapshot", "first")

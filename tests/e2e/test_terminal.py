@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.e2e.program import Shell
 from tests.e2e.sitting import sitting
 
+pytestmark = pytest.mark.once
 
+
+@pytest.mark.both
 def test_a_program_on_a_terminal_has_one_of_its_own_with_the_size_of_ours(shell: Shell) -> None:
     with sitting(shell, "run", "tty; stty size; echo $TERM") as person:
         person.expect(b"/dev/pts/0\r\n30 100\r\nxterm\r\n")
@@ -29,6 +34,7 @@ def test_what_is_typed_reaches_the_program_and_ctrl_d_ends_its_input(shell: Shel
         assert person.end() == 0
 
 
+@pytest.mark.both
 def test_ctrl_c_reaches_the_program_in_the_foreground(shell: Shell) -> None:
     with sitting(shell, "run", "echo ready; sleep 1000; echo interrupted $?") as person:
         person.expect(b"ready")

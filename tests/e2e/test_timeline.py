@@ -20,6 +20,8 @@ from tests.e2e.test_schemas import checked
 from tests.leftovers import adopting, left_since, traces
 from tests.patience import given_time, until
 
+pytestmark = pytest.mark.once
+
 SCRIPT = """\
 import sys, helper
 rows = [("a", 3), ("b", 0), ("c", 4)]
@@ -158,11 +160,13 @@ def test_what_cannot_be_had_of_a_session_is_refused_in_words(held: Shell) -> Non
 
 @pytest.mark.timeout(300)
 def test_an_interrupt_ends_the_statement_and_a_session_outlives_its_terminal(held: Shell) -> None:
-    (held.cwd / "long.py").write_text("import time\na = 1\nprint('wor\\x1bking', flush=True)\ntime.sleep(600)\n")
+    # In one statement, which is interrupted at any moment, and in short sleeps: Python misses a signal that comes just before a long one.
+    waiting = "while True:\n    print('wor\\x1bking', flush=True)\n    for _ in range(6000): time.sleep(0.1)\n"
+    (held.cwd / "long.py").write_text(f"import time\na = 1\n{waiting}")
     with sitting(held, "run", "--timeline", "long.py", before="trap true INT;") as person:  # the shell goes on
         person.expect(b"wor\\x1bking")  # escaped on a terminal
         person.type(b"\x03")
-        person.expect(b"the state before step 4 is kept")
+        person.expect(b"the state before step 3 is kept")
         assert person.end() == 130
     with held.start("run", "--in", "last", "long.py") as process:
         assert process.stdout is not None and process.stdout.readline() == b"wor\x1bking\n", "and byte for byte into a pipe"
@@ -186,6 +190,7 @@ def test_a_time_limit_ends_the_statement_and_not_the_session(held: Shell) -> Non
     assert held("inspect", "--eval", "a").stdout == b"1\n"
 
 
+@pytest.mark.both
 @pytest.mark.timeout(300)
 def test_nothing_is_left_of_a_holder_that_is_killed(held: Shell) -> None:
     watched = Path(held.env["AGENT_SANDBOX_STATE"], "timelines")
@@ -205,6 +210,7 @@ def test_nothing_is_left_of_a_holder_that_is_killed(held: Shell) -> None:
         assert left_since(before, watched, adopted=True) == []
 
 
+@pytest.mark.both
 @pytest.mark.timeout(300)
 def test_a_sandboxed_program_cannot_reach_a_held_session(held: Shell) -> None:
     assert held("run", "--timeline", "analysis.py").returncode == 1
@@ -232,12 +238,43 @@ def test_forks_are_held_sessions_of_their_own(held: Shell) -> None:
     assert [held("inspect", name, "--file", "rows.csv").stdout for name in (first, second)] == [b"[('x', 5)]", b"[('y', 4)]"]
     assert held("run", "--in", first, "-", stdin=b"print(rows)").stdout == b"[('x', 5)]\n", "they do not see one another"
     looked = held("inspect", second)
-    assert looked.returncode == 125 and "is a fork, which keeps no states to look at" in words(looked)
+    assert looked.returncode == 0 and b"rows" in looked.stdout and "code ran again" in words(looked)
+    assert held("run", "--in", second, "-", stdin=b"rows = []").returncode == 0
+    assert held("rewind", second, "4").returncode == 0 and held("inspect", second, "--eval", "rows").stdout == b"[('y', 4)]\n"
+    (third,) = checked(held("--json", "fork", second, "4"))["forks"]
+    assert held("run", "--in", third, "-", stdin=b"print(rows)").stdout == b"[('y', 4)]\n", "a fork is forked, too"
+    assert held("timeline", third, "--end").returncode == 0
+    refused = held("inspect", second, "--diff", "1", "2")
+    assert refused.returncode == 125 and "keeps no two states to compare" in words(refused)
     assert f"forked from {forked['session']} before step {FAILED}" in held("timeline", "--all").stdout.decode()
     resting = held("run", "--in", forked["session"], "-", stdin=b"rows")
     assert resting.returncode == 125 and "rests while there are forks" in words(resting)
     assert held("timeline", first, "--end").returncode == held("timeline", second, "--end").returncode == 0
     assert held("inspect", "--eval", "rows").stdout == b"[('a', 3), ('b', 0), ('c', 4)]\n", "and the first one goes on as it was"
+
+
+@pytest.mark.both
+@pytest.mark.timeout(300)
+def test_files_of_a_session_and_of_a_fork_are_kept_in_the_projects_sandbox_and_promoted(held: Shell) -> None:
+    (held.cwd / "old").write_text("old")
+    change = b"import os; os.mkdir('made'); open('made/f', 'w').write('new'); open('helper.py', 'a').write('x = 1'); os.unlink('old')"
+    done = held("--json", "run", "--timeline", "-", stdin=change)
+    session = json.loads(done.stdout)["session"]
+    expected = {"helper.py": "changed", "made": "new", "made/f": "new", "old": "gone"}
+    assert checked(held("--json", "timeline", session, "--keep-files"))["files"] == expected
+    assert held("reset", "--yes").returncode == 0
+    (fork,) = checked(held("--json", "fork"))["forks"]
+    assert held("run", "--in", fork, "-", stdin=b"open('made/g', 'w').write('of the fork')").returncode == 0
+    resting = held("timeline", session, "--keep-files")
+    assert resting.returncode == 125 and "rests while there are forks" in words(resting)
+    assert (held.cwd / "old").exists() and not (held.cwd / "made").exists(), "nothing of the project has changed"
+    assert checked(held("--json", "timeline", fork, "--keep-files"))["files"] == {**expected, "made/g": "new"}
+    assert held("timeline", "--all", "--end").returncode == 0
+    assert held("promote", "--yes").returncode == 0
+    assert (held.cwd / "made/f").read_text() == "new" and (held.cwd / "made/g").read_text() == "of the fork"
+    assert (held.cwd / "helper.py").read_text().endswith("x = 1") and not (held.cwd / "old").exists()
+    for line in ("timeline --all --keep-files", "timeline --keep-files --end"):
+        assert held(*line.split()).returncode == 2
 
 
 def test_a_projects_policy_binds_a_session(held: Shell) -> None:

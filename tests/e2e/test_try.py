@@ -24,6 +24,8 @@ from tests.leftovers import LOOK_AGAIN_SECONDS, adopting, left_since, traces
 from tests.patience import Patience
 from tests.sdists import TOOLZ
 
+pytestmark = pytest.mark.once
+
 FAULT = ('return self._resources[uri.rstrip("#")]', "return self._resources[uri]")
 PYTEST = f"{sys.executable} -m pytest -q -p no:cacheprovider"
 
@@ -248,6 +250,7 @@ def test_a_signal_in_the_middle_leaves_nothing(shell: Shell, number: signal.Sign
     assert is_over(marker) and experiments(shell) == [] and tree(project) == before
 
 
+@pytest.mark.both
 def test_a_killed_supervisor_takes_its_attempts_along_and_the_next_verb_clears_away(shell: Shell) -> None:
     marker = f"3600.{os.getpid()}9"
     with shell.start("try", f"a=sleep {marker}") as running:
@@ -282,6 +285,7 @@ def test_secrets_are_hidden_options_hold_and_the_log_tells(shell: Shell, project
     assert "/try-a" in json.dumps(shell.json("log", "--all", "--limit", "none"))
 
 
+@pytest.mark.both
 @pytest.mark.needs_user
 def test_what_the_user_may_not_read_is_not_copied_and_named(shell: Shell, project: Path) -> None:
     (project / "closed").write_text("x")
@@ -302,6 +306,7 @@ def some_experiments(shell: Shell, count: int) -> list[str]:
         return left_since(before, watched / "experiments", watched / "trash", adopted=True)
 
 
+@pytest.mark.both
 def test_experiments_leave_no_process_mount_or_file(shell: Shell) -> None:
     assert some_experiments(shell, 2) == []
 

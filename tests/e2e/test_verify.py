@@ -94,6 +94,7 @@ def test_what_could_not_be_tried_is_said_and_is_no_success(user: Shell, tmp_path
     assert left(tmp_path) == []
 
 
+@pytest.mark.torture  # the whole of it once more
 def test_it_runs_also_where_there_is_no_project(user: Shell, tmp_path: Path) -> None:
     there = Shell(tmp_path / "home", user.env)
     assert there("run", "true").returncode == 2, "the home directory is no project unless it is named"

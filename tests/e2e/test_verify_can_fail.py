@@ -108,7 +108,7 @@ def test_each_wall_that_is_torn_down_is_noticed_and_named(tmp_path: Path, wall: 
         _, document = verified(tmp_path / "with", NOTHING, *probes)
         assert verdict in document["walls"], "a wall that was torn down must not pass for one that this machine lacks"
         pytest.skip(f"this wall is not here, which verify says: {verdict['why']}")
-    assert verdict["status"] == "broken", document["results"]
+    assert verdict["status"] == "broken", json.dumps(document["results"])
     assert code == 1 and document["held"] is False
 
 

@@ -29,6 +29,8 @@ from agent_sandbox.workspace.changes import Kind
 from agent_sandbox.workspace.merge.tree import Conflict
 from tests.ledger.samples import read
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _no_zygote_is_left() -> Iterator[None]:
@@ -54,6 +56,7 @@ def work(project: Path) -> Iterator[Workspace]:
     made.reset()
 
 
+@pytest.mark.both
 def test_changes_wait_until_they_are_promoted_and_can_be_taken_back(work: Workspace, project: Path) -> None:
     done = work.run(shell("echo four >> notes.txt; rm old.txt; echo new > new.txt; cat notes.txt"))
     assert done.status is SandboxStatus.COMPLETED and done.stdout.endswith("four\n")
@@ -74,6 +77,7 @@ def test_changes_wait_until_they_are_promoted_and_can_be_taken_back(work: Worksp
     assert len(work.changes()) == 3, "they wait again"
 
 
+@pytest.mark.both
 def test_snapshots_form_a_tree_and_rollback_loses_nothing(work: Workspace) -> None:
     work.run(shell("echo a > a"))
     first = work.snapshot("first")
@@ -194,6 +198,7 @@ def test_runs_of_one_workspace_come_one_after_the_other(work: Workspace) -> None
     assert results == [0, 0, 0]
 
 
+@pytest.mark.both
 def test_a_workspace_without_a_right_to_write_or_a_directory_is_refused(project: Path) -> None:
     with pytest.raises(PolicyError, match="allows none"):
         Workspace.over(project, config=SandboxConfig())
@@ -217,6 +222,7 @@ def test_what_a_run_read_is_told_when_it_moves_on(work: Workspace, project: Path
     assert {Path(each.path).name: each.read for each in work.drift().entries} == {"notes.txt": True, "old.txt": False}
 
 
+@pytest.mark.both
 @pytest.mark.needs_user
 def test_without_root_reads_are_not_watched_and_that_is_said(work: Workspace) -> None:
     with pytest.raises(WorkspaceError, match="takes root"):

@@ -7,6 +7,7 @@ import dataclasses
 import enum
 import pickle
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -136,6 +137,83 @@ def test_what_is_not_frozen_can_be_changed_and_has_no_hash(dataclass: Callable[.
     assert made == Changing(2)
     with pytest.raises(TypeError, match="unhashable"):
         hash(made)
+
+
+def _make_with_slots(dataclass: Callable[..., Any], field: Callable[..., Any], frozen: bool) -> Any:
+    options: dict[str, Any] = {"frozen": frozen, "slots": True}
+
+    @dataclass(**options)
+    class Slotted:
+        """A point."""
+
+        kind: ClassVar[str] = "point"
+        x: int
+        y: int = 2
+        tags: list[str] = field(default_factory=list, compare=False)
+        fixed: int = field(default=7, init=False)
+        own: list[int] = field(default_factory=list, init=False, repr=False, compare=False)
+        half: float = field(init=False, repr=False)
+
+        def __post_init__(self) -> None:
+            if self.x < 0:
+                raise ValueError("negative")
+            object.__setattr__(self, "half", self.x / 2)
+
+        @property
+        def far(self) -> int:
+            return self.x * 1000
+
+    return Slotted
+
+
+SLOTTED = {
+    f"{name}, {'frozen' if frozen else 'changing'}": _make_with_slots(dataclass, field, frozen)
+    for name, dataclass, field in (("ours", values.dataclass, values.field), ("the real one", dataclasses.dataclass, dataclasses.field))
+    for frozen in (True, False)
+}
+
+
+@pytest.mark.parametrize("slotted", SLOTTED.values(), ids=SLOTTED)
+def test_values_with_slots_are_the_same_without_a_dictionary(slotted: Any) -> None:
+    made = slotted(1)
+    assert (made.x, made.y, made.tags, made.fixed, made.own, made.half, made.far, made.kind) == (1, 2, [], 7, [], 0.5, 1000, "point")
+    assert not hasattr(made, "__dict__") and slotted.__slots__ == ("x", "y", "tags", "fixed", "own", "half")
+    assert slotted.__doc__ == "A point." and slotted.__qualname__.endswith("Slotted")
+    assert repr(slotted(x=1, tags=["a"])).endswith("Slotted(x=1, y=2, tags=['a'], fixed=7)")
+    assert slotted(1, tags=["a"]) == made != slotted(1, 3) and slotted(1) != (1, 2)
+    assert slotted(1).tags is not made.tags and slotted(1).own is not made.own
+    assert dataclasses.replace(made, y=5) == slotted(1, 5)
+    assert [each.name for each in dataclasses.fields(made)] == ["x", "y", "tags", "fixed", "own", "half"]
+    assert slotted.__match_args__ == ("x", "y", "tags")
+    match made:
+        case slotted(x, y):
+            assert (x, y) == (1, 2)
+        case _:
+            pytest.fail("it is matched by position")
+    assert copy.copy(made) == copy.deepcopy(made) == made
+    for args, given in (((), {}), ((1, 2, [], 7), {}), ((1,), {"x": 1}), ((1,), {"z": 1}), ((1,), {"fixed": 1})):
+        with pytest.raises(TypeError):
+            slotted(*args, **given)
+    with pytest.raises(ValueError, match="negative"):
+        dataclasses.replace(made, x=-1)
+
+
+@pytest.mark.parametrize("slotted", SLOTTED.values(), ids=SLOTTED)
+def test_values_with_slots_are_changed_or_hashed_as_they_say(slotted: Any) -> None:
+    made, frozen = slotted(1), slotted in (SLOTTED["ours, frozen"], SLOTTED["the real one, frozen"])
+    with pytest.raises(dataclasses.FrozenInstanceError) if frozen else nullcontext():
+        made.y = 3
+    assert made.y == (2 if frozen else 3)
+    with nullcontext() if frozen else pytest.raises(TypeError, match="unhashable"):
+        assert len({slotted(1, own) for own in (1, 1, 2)}) == 2
+    with pytest.raises((AttributeError, TypeError)):
+        made.unknown = 1
+
+
+def test_our_own_functions_replace_a_value_with_slots() -> None:
+    for slotted in (SLOTTED["ours, frozen"], SLOTTED["ours, changing"]):
+        assert values.replace(slotted(1), y=5) == slotted(1, 5)
+        assert values.is_dataclass(slotted(1)) and [each.name for each in values.fields(slotted)][:2] == ["x", "y"]
 
 
 def test_our_own_functions_do_what_the_real_ones_do() -> None:

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -144,6 +144,10 @@ def test_the_port_refuses_strangers_and_ends_what_nobody_waits_for(place: Place)
             assert exchanged(url, b"x" * (5 << 20))[0] == 413
         unknown = exchanged(url, body.replace(b"initialize", b"tools/list"), **{"Mcp-Protocol-Version": "1999-01-01"})
         assert unknown[0] == 400
+        with ExitStack() as stack:  # strangers who say nothing keep nobody out
+            for _ in range(300):
+                stack.enter_context(socket.create_connection((urlsplit(url).hostname, urlsplit(url).port)))
+            assert exchanged(url, body)[0] == 200
 
         _, headers, _ = exchanged(url, body)
         handshake = {"Mcp-Session-Id": headers["mcp-session-id"], "Mcp-Protocol-Version": "2025-11-25"}

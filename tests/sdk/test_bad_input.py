@@ -196,7 +196,7 @@ def test_an_absurd_timeout_of_one_run_is_a_failed_result(sandbox: Sandbox, timeo
         {"working_dir": 7},
         {"env_vars": {"A": 1}},
         {"audit_level": "info"},
-        {"runtime": "microvm"},
+        {"runtime": "minivm"},
     ],
     ids=lambda settings: "{}={!r}".format(*next(iter(settings.items()))),
 )

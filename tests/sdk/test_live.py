@@ -14,6 +14,8 @@ from agent_sandbox import Denied, PolicyError, Sandbox, SandboxConfig, SandboxEr
 from agent_sandbox._fast.values import replace
 from agent_sandbox.adapters.environment import SandboxEnvironment
 from agent_sandbox.engine import live_commands
+from agent_sandbox.engine.turns import Turn, Turned
+from agent_sandbox.policy.decide import Allow
 from tests.patience import until
 
 
@@ -131,6 +133,26 @@ def test_a_server_that_was_stopped_does_not_hold_its_caller(monkeypatch: pytest.
         with pytest.raises(SandboxError, match="timed-out"):
             live.run(shell("kill -STOP $PPID; sleep 1000"), timeout=0.2)
         assert live.ended, "the sandbox is over, and the caller is told so"
+
+
+def test_no_turn_of_a_command_may_last_much_longer_than_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_commands, "LATE_SECONDS", 1.0)
+    with Sandbox(allow_subprocess=True).live() as live:
+        live.run(["true"])
+        walls: list[float | None] = []
+        taken = live._commands.turns.take
+
+        def take(turn: Turn, allow: Allow, operation: str) -> Turned:
+            walls.append(turn.wall)
+            return taken(turn, allow, operation)
+
+        live._commands.turns.take = take  # type: ignore[method-assign]
+        assert live.run(["cat"], stdin="given", timeout=20).stdout == "given"
+        assert len(walls) >= 3, "it is fed, started and waited for"
+        assert all(wall is not None and wall <= 21 for wall in walls), "also those before the program runs, which may stop the server"
+        del walls[:]
+        live.run(["true"])
+        assert max(wall or 0 for wall in walls) > 21, "the control: the default limit gives more"
 
 
 def test_closing_ends_commands_and_the_sandbox_closes_what_is_live() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 import agent_sandbox
 from agent_sandbox import AuditLog, PermissionSet, SandboxStatus
+from tests.images import slim
 from tests.seeds import examples_001 as examples
 from tests.seeds.conftest import Example
 
@@ -29,7 +30,7 @@ IN_ORDER = [
 REFERENCE = {
     "agent_sandbox": ["Sandbox", "SandboxConfig", "SandboxResult", "SandboxStatus", "create_sandbox"],
     "agent_sandbox.permissions": ["PermissionSet", "PermissionLevel", "FilePermission", "NetworkPermission", "ProcessPermission"],
-    "agent_sandbox.isolation": ["IsolationBackend", "IsolationConfig", "ProcessIsolation"],
+    "agent_sandbox.isolation": ["IsolationBackend", "IsolationConfig", "ProcessIsolation", "ContainerIsolation"],
     "agent_sandbox.executor": ["CodeExecutor", "ExecutionContext", "ExecutionResult"],
     "agent_sandbox.audit": ["AuditLog", "AuditEntry", "AuditLevel"],
 }
@@ -58,9 +59,10 @@ def test_an_executor_writes_to_the_audit_log_that_it_was_given(example: Example,
     assert len(audit.get_denied_actions()) == 1
 
 
-@pytest.mark.xfail(raises=ImportError, strict=True, reason="ContainerIsolation arrives with the heavy runtimes")
-def test_container_isolation_runs_where_there_is_an_engine(example: Example) -> None:
-    example(examples.CONTAINER_ISOLATION, config=agent_sandbox.IsolationConfig())
+def test_container_isolation_runs_where_there_is_an_image(example: Example) -> None:
+    assert slim() == "python:3.11-slim"
+    names = example(examples.CONTAINER_ISOLATION, config=agent_sandbox.IsolationConfig())
+    assert names["backend"].is_available() and names["result"].stdout == "in container\n"
 
 
 @pytest.mark.parametrize(("module", "name"), [(module, name) for module, names in REFERENCE.items() for name in names])
