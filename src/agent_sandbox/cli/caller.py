@@ -11,7 +11,7 @@ import struct
 from agent_sandbox._fast.contexts import contextmanager, suppress
 from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.errors import PolicyError, RuntimeUnavailable
-from agent_sandbox.kernel import wire
+from agent_sandbox.kernel import forks, wire
 from agent_sandbox.runtime.base import Guest, Terminal
 
 if TYPE_CHECKING:
@@ -298,7 +298,7 @@ def in_a_child(do: Callable[[], None]) -> None:
 
     The child closes our descriptors, so that it holds no lock and keeps no pipe open.
     """
-    if os.fork():
+    if forks.fork():
         return
     try:
         os.setsid()

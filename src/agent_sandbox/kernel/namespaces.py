@@ -16,7 +16,7 @@ import os
 import struct
 
 from agent_sandbox._fast.values import TYPE_CHECKING
-from agent_sandbox.kernel import syscalls
+from agent_sandbox.kernel import forks, syscalls
 from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.kernel.ids import FIRST_ID, IDS, write_maps
 
@@ -59,7 +59,7 @@ def enter_own_user_namespace() -> None:
 def make_id_mapping() -> int:
     """As root: return a descriptor of an empty user namespace that maps ids 0… to FIRST_ID…, for idmapped mounts. Raises OSError."""
     ours, theirs = socket.socketpair()
-    child = os.fork()
+    child = forks.fork()
     if child == 0:
         try:
             ours.close()

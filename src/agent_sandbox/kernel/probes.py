@@ -12,7 +12,7 @@ import signal
 from collections.abc import Callable
 
 from agent_sandbox._fast.values import dataclass
-from agent_sandbox.kernel import cgroups, landlock, namespaces, seccomp
+from agent_sandbox.kernel import cgroups, forks, landlock, namespaces, seccomp
 from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.kernel.socket_memory import ALL, SocketMeter
 
@@ -31,7 +31,7 @@ class Trial:
 def attempt(deed: Callable[[], str]) -> Trial:
     """Run `deed` in a child and return its result or error as a `Trial`. The child is gone when this returns."""
     reading, writing = os.pipe2(os.O_CLOEXEC)
-    child = os.fork()
+    child = forks.fork()
     if child == 0:
         status = 1
         try:

@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 from agent_sandbox._fast.values import dataclass
 from agent_sandbox.errors import PolicyError, SandboxError
+from agent_sandbox.kernel import forks
 from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.selftest.boxes import ATTEMPTS, Bare, program
 from agent_sandbox.workspace.beneath import remove_tree
@@ -341,14 +342,14 @@ def aside(work: Callable[[], T]) -> Iterator[Callable[[], T]]:
     gets SIGTERM and is waited for.
     """
     reading, writing = os.pipe2(os.O_CLOEXEC)
-    blocked = hold_signals()
+    blocked = forks.hold_signals()
     pid = os.fork()
     if pid == 0:
         os.close(reading)
         _work(work, writing, blocked)
     os.close(writing)
     try:
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        forks.release_signals(blocked)
         with os.fdopen(reading, "rb") as pipe:
 
             def result() -> T:
@@ -362,19 +363,11 @@ def aside(work: Callable[[], T]) -> Iterator[Callable[[], T]]:
         os.waitpid(pid, 0)
 
 
-def hold_signals() -> set[int]:
-    """Block the signals that end a program, and return the mask before. For the time of a fork.
-
-    A handler that raises in a function which Python calls after a fork is told of on stderr and forgotten, and the signal with it.
-    """
-    return signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
-
-
 def _work(work: Callable[[], Any], writing: int, mask: set[int]) -> None:
     """Do the work in the forked child. Never returns: a return would run the parent's `with` and `finally` blocks in the child."""
     code = 1
     try:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        forks.release_signals(mask)
         sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGTERM)  # unwind, too, if the parent dies
         try:
             answer: tuple[bool, Any] = True, work()

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from agent_sandbox._fast.values import dataclass, field
 from agent_sandbox.errors import SandboxError
+from agent_sandbox.kernel import forks
 
 ATTEMPTS = Path(__file__).with_name("attempts")
 _PATIENCE_SECONDS = 20.0  # far above the time of any attempt on an idle machine
@@ -141,18 +142,30 @@ class Bare:
     def run(self, attempt: Attempt) -> AttemptResult:
         """Run an attempt on the machine itself. Attempts are written so that they damage only what was planted for them."""
         terminal, stdin = pty.openpty() if attempt.terminal else (-1, subprocess.DEVNULL)
-        # Like a careless parent: inheritable descriptors are inherited.
-        process = subprocess.Popen(
-            [*PYTHON, f"{self._scripts}/{attempt.module}.py", attempt.call()],
-            stdin=stdin,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            cwd=self._project,
-            close_fds=False,
-            start_new_session=not attempt.session,
-            preexec_fn=self._wall,
-        )
+        mask = forks.hold_signals()
+
+        def prepare() -> None:
+            forks.drop_handlers()
+            forks.release_signals(mask)
+            if self._wall is not None:
+                self._wall()
+
         try:
+            process = subprocess.Popen(
+                [*PYTHON, f"{self._scripts}/{attempt.module}.py", attempt.call()],
+                stdin=stdin,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                cwd=self._project,
+                close_fds=False,  # like a careless parent: inheritable descriptors are inherited
+                start_new_session=not attempt.session,
+                preexec_fn=prepare,
+            )
+        except BaseException:
+            forks.release_signals(mask)
+            raise
+        try:
+            forks.release_signals(mask)
             if attempt.watch is not None:
                 assert process.stdout is not None
                 line = process.stdout.readline()

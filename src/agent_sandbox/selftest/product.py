@@ -21,8 +21,9 @@ from agent_sandbox.assembly import Assembly, Host
 from agent_sandbox.cli.commands import approve, diff, grant, log, promote, run, sim, status
 from agent_sandbox.cli.main import main
 from agent_sandbox.engine import stored_run
+from agent_sandbox.kernel import forks
 from agent_sandbox.kernel import syscalls as sc
-from agent_sandbox.selftest.bench import DecoyBench, hold_signals
+from agent_sandbox.selftest.bench import DecoyBench
 from agent_sandbox.selftest.boxes import Found, NoAnswer, patience
 from agent_sandbox.selftest.probe import PRODUCT
 from agent_sandbox.workspace import sandbox_inventory
@@ -155,19 +156,14 @@ class Scratch:
                 question.unlink()
 
     def _start(self, line: tuple[str, ...], prepare: Callable[[], None], output: int, errors: int) -> int:
-        blocked = hold_signals()
-        pid = os.fork()
+        pid = forks.fork()
         if pid == 0:
             code = _FAILED
             try:
                 sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
-                for ending in (signal.SIGTERM, signal.SIGHUP):
-                    signal.signal(ending, signal.SIG_DFL)
-                signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
                 code = self._perform(line, prepare, output, errors)
             finally:
                 os._exit(code)
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         return pid
 
     def _perform(self, line: tuple[str, ...], prepare: Callable[[], None], output: int, errors: int) -> int:

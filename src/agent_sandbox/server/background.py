@@ -16,6 +16,7 @@ import threading
 from contextlib import suppress
 
 from agent_sandbox.errors import SandboxError
+from agent_sandbox.kernel import forks
 from agent_sandbox.kernel import syscalls as sc
 
 HELD = b"h"  # then the exit code, a byte: this process goes on
@@ -76,7 +77,9 @@ def fork_away() -> None:
         return
     ours, theirs = socket.socketpair()
     first = os.getpid()
+    mask = forks.hold_signals()
     pid = os.fork()
+    forks.release_signals(mask)
     if pid:
         theirs.close()
         os._exit(_code_of(pid, ours))

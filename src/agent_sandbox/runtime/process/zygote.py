@@ -19,7 +19,7 @@ from agent_sandbox._fast.contexts import suppress
 from agent_sandbox._fast.functions import cached_property
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.errors import LaunchFailed, PolicyError, RuntimeUnavailable, SandboxError
-from agent_sandbox.kernel import wire
+from agent_sandbox.kernel import forks, wire
 from agent_sandbox.kernel.mount_plan import InImage
 from agent_sandbox.kernel.wire import DONE, MOUNT, REST, STAGE, START, WATCH
 from agent_sandbox.runtime.process.mask_shelf import MaskShelf
@@ -301,7 +301,7 @@ def _fork(link: socket.socket, supervisor: int) -> int:
     The fork closes all descriptors of the caller. With a copy of the writing end of a guest's input, that input would not end; with a copy
     of a lock file, the lock would stay held; with a copy of the caller's output, its reader would wait for the fork.
     """
-    child = os.fork()
+    child = forks.fork()
     if child:
         return child
     try:
