@@ -20,6 +20,7 @@ import pytest
 from agent_sandbox.assembly import Host
 from agent_sandbox.cli import errand
 from agent_sandbox.kernel import wire
+from agent_sandbox.server.worker import LARGEST_REQUEST
 from tests.e2e.program import Shell, processes_in, words
 from tests.patience import until
 
@@ -217,6 +218,15 @@ def test_garbage_harms_nobody(served: Shell) -> None:
                 assert link.recv(1) == b""
             except ConnectionError:
                 pass
+    assert served("run", "--throw-away", "echo 1").stdout == b"1\n"
+
+
+@pytest.mark.once
+def test_a_request_that_is_too_large_is_not_read(served: Shell) -> None:
+    with connected(served) as link, pytest.raises(ConnectionError):
+        link.sendall((LARGEST_REQUEST + 1).to_bytes(4, "big") + bytes(LARGEST_REQUEST + 1))
+    with connected(served) as link:  # the control arm: one that may be as large is taken in, whatever it is
+        link.sendall(LARGEST_REQUEST.to_bytes(4, "big") + bytes(LARGEST_REQUEST))
     assert served("run", "--throw-away", "echo 1").stdout == b"1\n"
 
 

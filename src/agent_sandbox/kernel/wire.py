@@ -72,6 +72,7 @@ TALK = struct.Struct("!IQ")
 HELLO = TALK.pack(0, 0)  # the guest's first message: it has everything it needs, and the program is about to start
 
 _LENGTH = struct.Struct("!I")
+_ANY_LENGTH = (1 << 32) - 1
 _CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
 _MAX_DESCRIPTORS = 128
 _DESCRIPTOR = struct.calcsize("i")
@@ -96,14 +97,18 @@ def pack(value: Any) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-def receive(sock: socket.socket) -> tuple[Any, list[int]]:
-    """Receive one value and its descriptors. Raises EOFError, and keeps no descriptor, if the other side has gone."""
+def receive(sock: socket.socket, most: int = _ANY_LENGTH) -> tuple[Any, list[int]]:
+    """Receive one value and its descriptors. Raises EOFError if the other side has gone, and ValueError for a value of more than `most`
+    bytes, before it is read; then no descriptor is kept."""
     head, descriptors = receive_descriptors(sock, _LENGTH.size)
     try:
         if not head:
             raise EOFError("the other side has gone")
         head += exactly(sock, _LENGTH.size - len(head))
-        return marshal.loads(exactly(sock, _LENGTH.unpack(head)[0])), descriptors
+        length = _LENGTH.unpack(head)[0]
+        if length > most:
+            raise ValueError(f"a message of {length:,} bytes is too large")
+        return marshal.loads(exactly(sock, length)), descriptors
     except BaseException:
         close_all(descriptors)
         raise

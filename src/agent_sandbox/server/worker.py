@@ -45,6 +45,7 @@ _REQUEST_SECONDS = 10.0  # for a client to say what it wants
 # What the daemon sends: a client, as a descriptor; or a directory.
 PERFORM, REHEARSE = b"c", b"r"
 LONGEST_MESSAGE = 8192  # bytes: a path and some more
+LARGEST_REQUEST = 32 << 20  # bytes: the kernel takes a command line and environment of 6 MiB, the HTTP interface 16
 _EXPLAINED = ("run", "--explain", "--quiet", "--", "true")
 _RUNNING = frozenset({"run", "code"})  # verbs after which others of them are to be expected in the same place
 
@@ -77,7 +78,7 @@ def serve_one(link: socket.socket, daemon: int) -> NoReturn:
         zygote.keep_ready()
         with socket.socket(fileno=_next_client(link)) as client:
             client.settimeout(_REQUEST_SECONDS)
-            (installed, line, environment, mask), descriptors = wire.receive(client)
+            (installed, line, environment, mask), descriptors = wire.receive(client, LARGEST_REQUEST)
             if installed != stamp():  # it is of another version: it performs this itself
                 os._exit(0)
             _become(descriptors, line, environment, mask)
