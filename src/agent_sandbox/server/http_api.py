@@ -444,8 +444,8 @@ def description(*, token: bool = False) -> dict[str, Any]:
         if verb.command:
             place = "after the name in `words`" if verb.named else "instead of words"
             fields["program"] = {"type": "array", "items": word, "description": f"a program and its arguments, {place}"}
-            if not verb.named:
-                either.append({"not": {"required": ["words", "program"]}})
+            alone = {"properties": {"words": {"maxItems": 1}}} if verb.named else {"not": {"required": ["words"]}}
+            either.append({"anyOf": [{"not": {"required": ["program"]}}, alone]})
         body = {"application/json": {"schema": {"type": "object", "additionalProperties": False, "properties": fields, "allOf": either}}}
         content = {
             "application/json": {"schema": {"$ref": "#/components/schemas/Answer"}},
