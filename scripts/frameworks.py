@@ -3,7 +3,7 @@
 `make test` runs the light ones: an environment of theirs is made in some seconds. `make frameworks` runs all, as root also as a user, and
 writes docs/framework-conformance.md. Environments are kept below .venv, and made again if what they need changes.
 
-Usage: python -m scripts.frameworks
+Usage: python -m scripts.frameworks [--install]   with --install, only the environments are made
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from scripts import reachable
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 ENVIRONMENTS = CHECKOUT / ".venv" / "frameworks"
@@ -218,10 +220,13 @@ def _by_pytest(report: Path, *, as_a_user: bool) -> dict[str, dict[str, Outcome]
 
 def main(reasons: Mapping[tuple[str, str], str], frameworks: Iterable[Framework] = FRAMEWORKS) -> int:
     """Run everything, write the document, and return 1 if something failed without a reason."""
-    for framework in frameworks:
-        ensure(framework)
     users = {"root": False, "a user": True} if os.geteuid() == 0 else {"a user": False}
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory(prefix="agent-sandbox-frameworks.", dir="/var/tmp") as place:
+        os.chmod(place, 0o755)
+        copy = reachable.checkout(Path(place))  # the user may not enter this one, and may write to neither
+        os.environ[reachable.VARIABLE] = str(copy)
+        for each in {CHECKOUT, copy}:
+            subprocess.run([each / ".venv/bin/python", "-m", "scripts.frameworks", "--install"], cwd=each, check=True)
         found = {
             user: _by_pytest(Path(place) / f"{number}.xml", as_a_user=as_a_user) for number, (user, as_a_user) in enumerate(users.items())
         }
@@ -236,6 +241,10 @@ def main(reasons: Mapping[tuple[str, str], str], frameworks: Iterable[Framework]
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["--install"]:
+        for wanted in FRAMEWORKS:
+            ensure(wanted)
+        sys.exit()
     from tests.frameworks.reasons import REASONS
 
     sys.exit(main(REASONS))
