@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from agent_sandbox import AsyncSandbox, LiveExperiment, PolicyError, Sandbox, SandboxError, SandboxSession, SandboxStatus
+from agent_sandbox.assembly import here
 from agent_sandbox.runtime.process.checkpoint_guard import process_numbers
 from tests.contract.test_timeline import DIGEST, before_line, give_up_all_but, random_program
 from tests.leftovers import descendants, left_since, running, traces
@@ -93,18 +94,30 @@ def test_forks_run_at_the_same_time(opened: Open) -> None:
 
 
 def _leaves_nothing(opened: Open, times: int) -> None:
+    place = Path(here().host.state)
     with opened() as first:
         first.run("1")
-    before = traces()
+    before, descriptors = traces(place), _descriptors()
     session = opened()
     session.run("import os\nopen('f', 'w').write('x')")
-    for _ in range(times):
+
+    def fork_twice() -> None:
         for fork in session.fork(count=2):
             with fork:
                 fork.run("os.fork() or os.abort(); open('g', 'w').close()")
+
+    fork_twice()
+    with_session, held = traces(place), _descriptors()
+    for _ in range(times - 1):
+        fork_twice()
+    assert left_since(with_session, place) == [] and _descriptors() <= held, "also while the session stays"
     assert session.run("sorted(os.listdir())").value == ["f"]
     session.close()
-    assert left_since(before) == []
+    assert left_since(before, place) == [] and _descriptors() <= descriptors
+
+
+def _descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
 
 
 def test_forks_leave_nothing(opened: Open) -> None:
@@ -112,6 +125,7 @@ def test_forks_leave_nothing(opened: Open) -> None:
 
 
 @pytest.mark.torture
+@pytest.mark.timeout(1800)
 def test_two_hundred_forks_leave_nothing(opened: Open) -> None:
     _leaves_nothing(opened, 100)
 

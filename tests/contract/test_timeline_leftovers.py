@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_sandbox import Sandbox, SandboxSession
+from agent_sandbox import LiveExperiment, Sandbox, SandboxSession
 from agent_sandbox.assembly import here
 from tests.leftovers import adopting, left_since, traces
 
@@ -20,22 +20,25 @@ VICTIM = textwrap.dedent("""\
     import os, sys
     from agent_sandbox.runtime.process.checkpoints import Checkpoints
 
+    def struck():
+        global left
+        left -= 1
+        if not left:
+            os.kill(os.getpid(), 9)
+
     def strike(name):
         original = getattr(Checkpoints, name)
-        def struck(*arguments):
-            global left
-            left -= 1
-            if not left:
-                os.kill(os.getpid(), 9)
+        def strike_first(*arguments):
+            struck()
             return original(*arguments)
-        setattr(Checkpoints, name, struck)
+        setattr(Checkpoints, name, strike_first)
 
     def die(deed, moment):
         global left
         left = -1
         for name in ("_order", "_ask", "_answer", "_await"):
             strike(name)
-        from agent_sandbox import Sandbox
+        from agent_sandbox import LiveExperiment, Sandbox
         session = Sandbox(validate_code=False, runtime="process").session(timeline=True)
         session.run("a = 1\\nopen('f', 'w').write('x')\\nb = 2")
         left = moment
@@ -45,6 +48,15 @@ VICTIM = textwrap.dedent("""\
             session.rewind(2)
         elif deed == "fork":
             session.fork(2, count=2)
+        elif deed == "experiment":
+            def drive(fork):
+                fork.run("open('h', 'w').write('z')")
+                struck()
+                fork.run("a")
+            with LiveExperiment(session, check="a == 1", at_once=1) as experiment:
+                experiment.attempt("code", "open('g', 'w').write('y')")
+                experiment.attempt("driven", drive)
+                assert experiment.run().winner
         else:
             session.inspect(2).evaluate("open('f', 'w').write('z')")
         os._exit(0)
@@ -72,7 +84,7 @@ EXPERIMENT = textwrap.dedent("""\
         experiment.run(heard)
 """)
 
-DEEDS = ("checkpoint", "rewind", "inspect", "fork")
+DEEDS = ("checkpoint", "rewind", "inspect", "fork", "experiment")
 
 
 def states_and_ways(session: SandboxSession, count: int) -> int:
@@ -106,6 +118,37 @@ def test_a_thousand_states_leave_nothing() -> None:
     assert some_states(1000, Path(here().host.state)) == []
 
 
+def live_experiments(count: int) -> list[str]:
+    """Return what so many experiments from a live state leave, while their session stays: also descriptors of our own."""
+    place = Path(here().host.state)
+    with Sandbox(validate_code=False, runtime="process").session(timeline=True) as session:
+        session.run("a = [1]\nopen('f', 'w').write('x')")
+
+        def once(number: int) -> None:
+            with LiveExperiment(session, check=f"a[-1] == {number}") as experiment:
+                experiment.attempt("right", f"import os; a.append({number}); os.fork() or os.abort(); open('g', 'w').write('y')")
+                experiment.attempt("wrong", "a.clear()\n1 / 0")
+                assert experiment.run().winner == "right"
+
+        once(0)
+        before, descriptors = traces(place), len(os.listdir("/proc/self/fd"))
+        for number in range(count):
+            once(number)
+        left = left_since(before, place)
+        assert session.run("import os; a, sorted(os.listdir())").value == [[1], ["f"]]
+        return [*left, *(["a descriptor"] if len(os.listdir("/proc/self/fd")) > descriptors else [])]
+
+
+def test_experiments_from_a_live_state_leave_nothing() -> None:
+    assert live_experiments(2) == []
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(1800)
+def test_a_hundred_experiments_from_a_live_state_leave_nothing() -> None:
+    assert live_experiments(100) == []
+
+
 def test_forks_that_nobody_closed_end_with_their_sandbox() -> None:
     def once() -> None:
         with Sandbox(validate_code=False, runtime="process") as sandbox, sandbox.session(timeline=True) as session:
@@ -123,11 +166,13 @@ def test_forks_that_nobody_closed_end_with_their_sandbox() -> None:
 
 def kills(deeds: str, moments: range) -> list[list[str]]:
     """Kill supervisors in the middle of these deeds; return what became of each, when nothing is left of any."""
+    place = Path(here().host.state)
+    line = [sys.executable, "-c", VICTIM, deeds]
     with adopting():
-        before = traces(adopted=True)
-        line = [sys.executable, "-c", VICTIM, deeds, ",".join(map(str, moments))]
-        done = subprocess.run(line, capture_output=True, text=True, check=True)
-        assert left_since(before, adopted=True) == []
+        subprocess.run([*line, "0"], capture_output=True, check=True)  # what the first one keeps for all is there
+        before = traces(place, adopted=True)
+        done = subprocess.run([*line, ",".join(map(str, moments))], capture_output=True, text=True, check=True)
+        assert left_since(before, place, adopted=True) == []
     return [each.split() for each in done.stdout.splitlines()]
 
 

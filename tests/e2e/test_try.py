@@ -317,7 +317,9 @@ def test_a_hundred_experiments_leave_no_process_mount_or_file(shell: Shell) -> N
     assert some_experiments(shell, 100) == []
 
 
-def test_experiments_in_one_process_leave_no_descriptor(shell: Shell, project: Path) -> None:
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("count", [3, pytest.param(100, marks=pytest.mark.torture)])
+def test_experiments_in_one_process_leave_no_descriptor(shell: Shell, project: Path, count: int) -> None:
     code = (
         "import os, sys\n"
         "from agent_sandbox import Experiment, shell\n"
@@ -327,8 +329,8 @@ def test_experiments_in_one_process_leave_no_descriptor(shell: Shell, project: P
         "        assert experiment.run().winner == 'a'\n"
         "once()\n"
         "before = len(os.listdir('/proc/self/fd'))\n"
-        "for _ in range(3): once()\n"
+        "for _ in range(int(sys.argv[2])): once()\n"
         "print(len(os.listdir('/proc/self/fd')) - before)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(project)], env=shell.environment, capture_output=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code, str(project), str(count)], env=shell.environment, capture_output=True, check=False)
     assert done.stdout == b"0\n", done
