@@ -45,3 +45,5 @@ class SourceDistribution:
 
 
 TOOLZ = SourceDistribution("toolz", "1.0.0", "2c86e3d9a04798ac556793bced838816296a2f085017664e4995cb40a1047a02")
+DOTENV = SourceDistribution("python_dotenv", "1.2.4", "f0d53e69935a851c0dcc78f3ab7aaccd8cabef0b92382b576b824212902873c0")
+FASTENERS = SourceDistribution("fasteners", "0.20", "55dce8792a41b56f727ba6e123fcaee77fd87e638a6863cec00007bfea84c8d8")
