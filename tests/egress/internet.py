@@ -31,11 +31,13 @@ import struct
 import subprocess
 import sys
 import tarfile
+import tempfile
 import threading
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -75,6 +77,8 @@ def run_on_internet(
 ) -> Visit:
     """Run a command on an internet of its own. `place` is an empty directory for what it writes down."""
     place.mkdir(parents=True, exist_ok=True)
+    if env is not None and "AGENT_SANDBOX_STATE" in env:
+        lay_rules(Path(env["AGENT_SANDBOX_STATE"]))
     argv = [sys.executable, "-m", "tests.egress.internet", str(place), str(cwd or place), "--", *command]
     top = str(Path(__file__).parents[2])
     done = subprocess.run(argv, cwd=top, env=env, capture_output=True, text=True, errors="backslashreplace", timeout=seconds, check=False)
@@ -86,6 +90,30 @@ def run_on_internet(
         if line["kind"] == "bytes":
             received[line["at"]] = received.get(line["at"], b"") + base64.b64decode(line["data"])
     return Visit(done.returncode, done.stdout, done.stderr, received, [line["name"] for line in lines if line["kind"] == "asked"])
+
+
+def lay_rules(state: Path) -> None:
+    """Put the compiled rules of the search into a state directory. The product compiles and keeps them itself, with the first run of such
+    a directory, which takes longer than most of the runs here."""
+    from agent_sandbox.assembly import SEARCHES  # not for the internet itself, which starts for each test
+    from agent_sandbox.engine.provisions import COMPILED
+
+    file = state / SEARCHES / COMPILED
+    for directory in (state, file.parent):
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not file.exists():
+        file.touch(0o600)
+        file.write_bytes(_rules())
+
+
+@cache
+def _rules() -> bytes:
+    from agent_sandbox.egress.search import compiled_rules  # as above
+
+    with tempfile.TemporaryFile() as file:
+        compiled_rules(file.fileno())
+        file.seek(0)
+        return file.read()
 
 
 class _Record:
