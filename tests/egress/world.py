@@ -7,6 +7,7 @@ that a test gives, public ones too, and belong to the loopback device of that na
 from __future__ import annotations
 
 import datetime
+import os
 import socket
 import ssl
 import struct
@@ -17,6 +18,7 @@ from socketserver import TCPServer
 from typing import TypeVar
 
 from agent_sandbox.egress.authority import Authority
+from agent_sandbox.engine.provisions import Provisions
 from agent_sandbox.kernel import doors, notify
 from tests.kernel.children import in_network_namespace
 
@@ -100,6 +102,11 @@ class World:
 class _Server(ThreadingHTTPServer):
     def server_bind(self) -> None:
         TCPServer.server_bind(self)  # without asking for the name of its address
+
+
+def kept_rules() -> Provisions:
+    """A place for the compiled rules of the search that these tests share: the first one compiles them."""
+    return Provisions(state=f"{os.environ['XDG_STATE_HOME']}/searches")
 
 
 def in_world(names: Mapping[str, str], act: Callable[[World], T]) -> T:

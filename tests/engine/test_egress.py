@@ -39,7 +39,7 @@ from agent_sandbox.policy.bound_secrets import BoundSecret
 from agent_sandbox.policy.model import Policy, cloned, locked
 from agent_sandbox.policy.network import NetworkRules, network_rules
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
-from tests.egress.world import METADATA, OTHER, PRIVATE, PUBLIC, World, in_world
+from tests.egress.world import METADATA, OTHER, PRIVATE, PUBLIC, World, in_world, kept_rules
 from tests.kernel.children import ChildEnded
 from tests.ledger.samples import read
 
@@ -75,7 +75,7 @@ def run(world: World, ledger: Path, code: str, network: NetworkRules, *, policy:
     runtime = ProcessRuntime()
     try:
         gate = Gate(policy or cloned(masks=(), network=network), Ledger(ledger, clock=lambda: 0.0), clock=lambda: 0.0)
-        return Session(gate, only(runtime)).run(work or Work(Command((sys.executable, "-c", TRY + code)), ENV))
+        return Session(gate, only(runtime), provisions=kept_rules()).run(work or Work(Command((sys.executable, "-c", TRY + code)), ENV))
     finally:
         runtime.close()
 
@@ -270,7 +270,7 @@ def test_a_run_that_uses_no_network_leaves_its_process_to_the_next_one_and_a_run
         pids, alive, done = [], [], []
         try:
             for code in ("pass", "get('https://good.example/')", "pass", "get('https://good.example/')"):
-                done.append(Session(gate, runtimes).run(Work(Command((sys.executable, "-c", TRY + code)), ENV)))
+                done.append(Session(gate, runtimes, provisions=kept_rules()).run(Work(Command((sys.executable, "-c", TRY + code)), ENV)))
                 pids.append(processes[-1].pid)
                 alive.append(processes[-1]._fork.serves(time.time()))
         finally:
@@ -553,7 +553,7 @@ def test_without_the_packages_it_needs_a_run_with_a_network_does_not_start_and_s
     runtimes = only(runtime)
     try:
         with pytest.raises(LaunchFailed) as failed:
-            Session(gate, runtimes).run(Work(Command(("true",)), ENV))
+            Session(gate, runtimes, provisions=kept_rules()).run(Work(Command(("true",)), ENV))
     finally:
         runtimes.companion(egress_zygote.EgressZygote).close()
         runtime.close()
@@ -706,7 +706,7 @@ def test_an_interpreter_of_turns_keeps_its_network_between_them(tmp_path: Path) 
         trust.system_roots = lambda: world.trusted
         runtime = ProcessRuntime()
         gate = Gate(locked(network=rules()), Ledger(tmp_path / "l", clock=lambda: 0.0), clock=lambda: 0.0)
-        turns = InterpreterTurns(Session(gate, only(runtime)), Work(Code("python", ""), ENV))
+        turns = InterpreterTurns(Session(gate, only(runtime), provisions=kept_rules()), Work(Code("python", ""), ENV))
         try:
             done = [turns.run(Turn(TRY + f"get('https://good.example/{number}')")).outcome for number in range(2)]
         finally:
@@ -728,7 +728,13 @@ def test_guests_that_wait_ready_serve_runs_with_and_without_a_network(tmp_path: 
             for number in range(4):
                 policy = locked(network=rules()) if number % 2 else locked()
                 gate = Gate(policy, Ledger(tmp_path / "l", clock=lambda: 0.0), clock=lambda: 0.0)
-                said.append(printed(Session(gate, only(runtime)).run(Work(Code("python", TRY + "get('http://good.example/')"), ENV))))
+                said.append(
+                    printed(
+                        Session(gate, only(runtime), provisions=kept_rules()).run(
+                            Work(Code("python", TRY + "get('http://good.example/')"), ENV)
+                        )
+                    )
+                )
         finally:
             runtime.close()
         return said

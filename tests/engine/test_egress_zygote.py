@@ -15,7 +15,7 @@ import pytest
 
 from agent_sandbox.engine.egress_program import start_program
 from agent_sandbox.engine.egress_zygote import FRESH_SECONDS, MOST_SPARES, EgressZygote
-from agent_sandbox.engine.provisions import NO_PROVISIONS
+from tests.egress.world import kept_rules
 
 PATIENCE = 60.0  # a guard against a host that hangs
 
@@ -77,14 +77,14 @@ def test_a_fork_of_the_application_holds_no_link_to_the_process_that_waits(zygot
 
 
 def test_a_process_that_got_no_orders_serves_the_next_run(zygote: EgressZygote) -> None:
-    first = zygote.fork(NO_PROVISIONS)
+    first = zygote.fork(kept_rules())
     first.await_readiness()
     pid, certificate = first.pid, first.certificate
     zygote.take_back(first)
-    again = zygote.fork(NO_PROVISIONS)
+    again = zygote.fork(kept_rules())
     again.await_readiness()  # at once: it has said so before
     assert (again.pid, again.certificate) == (pid, certificate)
-    other = zygote.fork(NO_PROVISIONS)  # the control: it is in use, and nobody else gets it
+    other = zygote.fork(kept_rules())  # the control: it is in use, and nobody else gets it
     other.await_readiness()
     assert other.pid != pid and other.certificate != certificate
     for each in (again, other):
@@ -99,7 +99,7 @@ def test_a_process_whose_authority_is_a_day_old_is_replaced() -> None:
         pids = []
         for seconds in (0.0, FRESH_SECONDS - 1, 1.0, -FRESH_SECONDS):  # a clock may also be set back
             now[0] += seconds
-            fork = zygote.fork(NO_PROVISIONS)
+            fork = zygote.fork(kept_rules())
             fork.await_readiness()
             pids.append(fork.pid)
             zygote.take_back(fork)
@@ -110,7 +110,7 @@ def test_a_process_whose_authority_is_a_day_old_is_replaced() -> None:
 
 
 def test_a_bounded_number_of_processes_waits(zygote: EgressZygote) -> None:
-    forks = [zygote.fork(NO_PROVISIONS) for _ in range(MOST_SPARES + 1)]
+    forks = [zygote.fork(kept_rules()) for _ in range(MOST_SPARES + 1)]
     for each in forks:
         each.await_readiness()
     surplus = os.pidfd_open(forks[-1].pid)
@@ -121,7 +121,7 @@ def test_a_bounded_number_of_processes_waits(zygote: EgressZygote) -> None:
 
 
 def test_a_process_that_could_not_get_ready_is_not_kept(zygote: EgressZygote) -> None:
-    fork = zygote.fork(NO_PROVISIONS)
+    fork = zygote.fork(kept_rules())
     fork.link.close()
     with pytest.raises(OSError):
         fork.await_readiness()
@@ -130,7 +130,7 @@ def test_a_process_that_could_not_get_ready_is_not_kept(zygote: EgressZygote) ->
 
 
 def test_closing_waits_for_the_end_of_the_processes_that_were_let_go(zygote: EgressZygote) -> None:
-    fork = zygote.fork(NO_PROVISIONS)
+    fork = zygote.fork(kept_rules())
     fork.await_readiness()
     process = os.pidfd_open(fork.pid)
     os.kill(fork.pid, signal.SIGSTOP)  # so that it does not end with its link
@@ -169,7 +169,7 @@ def test_closing_ends_a_program_that_no_run_used() -> None:
 def test_a_zygote_that_is_forgotten_leaves_no_descriptor_behind() -> None:
     before = len(os.listdir("/proc/self/fd"))
     zygote = EgressZygote()
-    fork = zygote.fork(NO_PROVISIONS)
+    fork = zygote.fork(kept_rules())
     fork.await_readiness()
     zygote.take_back(fork)
     assert len(os.listdir("/proc/self/fd")) > before, "the control"
@@ -181,7 +181,7 @@ def test_a_zygote_that_is_forgotten_leaves_no_descriptor_behind() -> None:
 
 def serve(zygote: EgressZygote) -> tuple[int, bytes]:
     """Take a process for a run as the engine does, end it, and return its pid and its certificate."""
-    fork = zygote.fork(NO_PROVISIONS)
+    fork = zygote.fork(kept_rules())
     fork.await_readiness()
     pid, certificate = fork.pid, fork.certificate
     fork.end()

@@ -21,7 +21,7 @@ from agent_sandbox.policy.model import cloned
 from agent_sandbox.policy.network import network_rules
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from agent_sandbox.workspace.store import Store
-from tests.egress.world import PUBLIC, World, in_world
+from tests.egress.world import PUBLIC, World, in_world, kept_rules
 
 pytest.importorskip("cryptography", reason="needs the extra `network`")
 
@@ -90,7 +90,9 @@ print(ours.decode().count("BEGIN CERTIFICATE"))
         runtime = ProcessRuntime()
         policy = cloned(masks=(), network=network_rules(outbound=True, hosts=["good.example"]))
         gate = Gate(policy, Ledger(tmp_path / "ledger", clock=lambda: 0.0), clock=lambda: 0.0)
-        session = Session(gate, only(runtime), project=str(project), state=Store.open(str(state)).sandbox_for(str(project)))
+        session = Session(
+            gate, only(runtime), project=str(project), state=Store.open(str(state)).sandbox_for(str(project)), provisions=kept_rules()
+        )
         done = session.run(Work(Command((sys.executable, "-c", code)), {"PATH": "/usr/bin:/bin"}, cwd=str(project)))
         runtime.close()
         return done.stdout.decode(), done.stderr.decode(), world.trusted
