@@ -42,7 +42,8 @@ LEFT = re.compile(r"=+ left behind by the tests =+|unprivileged: processes were 
 LAST_LINES = 10  # of a part that failed and named no failure
 # Folders without WebAssembly, which need not wait until it is compiled: a part each, and those that are over soon.
 LONG_AND_PLAIN = ("workspace", "egress")
-PLAIN = ("bench", "cli", "fast", "kernel", "ledger", "policy", "readers")
+PLAIN = ("bench", "cli", "kernel", "ledger", "policy", "readers")
+HOUSE = ("architecture", "fast", "scripts")  # these parse all sources, which takes long and much memory: once for all of them
 LONG = {"e2e": 4, "security": 2, "contract": 1, "runtime": 1, "sdk": 1}  # and how many parts each of the others is
 
 
@@ -73,7 +74,7 @@ def parts() -> Iterator[Part]:
     Folders that are not named above are the rest."""
     yield Part("check", ("make", "--no-print-directory", "checks"))
     yield from pieces("e2e", PYTEST, ("e2e",), LONG["e2e"])
-    named = {*LONG_AND_PLAIN, *PLAIN, *LONG, "__pycache__"}
+    named = {*LONG_AND_PLAIN, *PLAIN, *HOUSE, *LONG, "__pycache__"}
     others = sorted(each.name for each in (CHECKOUT / "tests").iterdir() if each.is_dir() and each.name not in named)
     yield from pieces("rest", PYTEST, others, 2)
     for name, count in AS_A_USER.items() if ROOT else ():
@@ -83,6 +84,7 @@ def parts() -> Iterator[Part]:
     for name, count in LONG.items():
         if name != "e2e":
             yield from pieces(name, PYTEST, (name,), count)
+    yield Part("house", (*PYTEST, *(f"tests/{name}" for name in HOUSE)), compiled=True)
     yield Part("plain", (*PYTEST, *(f"tests/{name}" for name in PLAIN)))
     if ROOT:  # root skips the tests that need another user; here are those of the folders that are not run unprivileged anyway
         needing = [file for file in (CHECKOUT / "tests").rglob("test_*.py") if "mark.needs_user" in file.read_text()]

@@ -1,11 +1,11 @@
-"""The source tree as these tests read it: every module under src, parsed once."""
+"""The source tree as these tests read it: every module under src, parsed once, when somebody wants to know what it says."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,7 +27,11 @@ class Module:
 
     path: Path
     text: str
-    tree: ast.Module
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """Its syntax tree."""
+        return ast.parse(self.text)
 
     @property
     def name(self) -> str:
@@ -62,4 +66,4 @@ class Module:
 def modules() -> tuple[Module, ...]:
     """Every Python file under src."""
     files = sorted((ROOT / "src").rglob("*.py"))
-    return tuple(Module(path, text := path.read_text(encoding="utf-8"), ast.parse(text)) for path in files)
+    return tuple(Module(path, path.read_text(encoding="utf-8")) for path in files)

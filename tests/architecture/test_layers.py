@@ -64,7 +64,7 @@ def test_only_the_top_floor_the_self_test_and_the_assembly_look_at_the_environme
     ],
 )
 def test_a_look_at_the_environment_is_recognised(line: str) -> None:
-    assert list(environment_reads(Module(modules()[0].path, line, ast.parse(line))))
+    assert list(environment_reads(Module(modules()[0].path, line)))
 
 
 BUILT_BY_THE_ASSEMBLY = {

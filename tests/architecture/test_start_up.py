@@ -152,7 +152,7 @@ def test_an_import_inside_a_function_is_of_the_start_up_path_or_gives_its_reason
 
 def test_an_import_without_a_reason_is_recognised() -> None:
     def of(text: str) -> list[str]:
-        return list(unexplained(Module(modules()[0].path, text, ast.parse(text))))
+        return list(unexplained(Module(modules()[0].path, text)))
 
     assert of("def f():\n    import re\n") and of("# no reason\ndef f():\n    import re\n")
     assert not of("def f():\n    import re  # slow\n    from json import loads\n\n    import os\n")

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -84,8 +85,23 @@ def test_every_promise_holds_here_and_nothing_is_left_or_changed(user: Shell, tm
     assert left(tmp_path) == []
 
 
-def test_what_could_not_be_tried_is_said_and_is_no_success(user: Shell, tmp_path: Path) -> None:
-    done = user("verify", "--processes", "2")
+# The program with some probes only.
+SOME = """
+import sys
+from agent_sandbox.cli.commands import verify
+from agent_sandbox.cli.main import main
+verify.PROBES = tuple(probe for probe in verify.PROBES if probe.name in sys.argv[1].split())
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+WITH_SOME = [sys.executable, "-c", SOME, "background read-by-path"]
+
+
+@pytest.mark.parametrize("program", [WITH_SOME, pytest.param(PROGRAM, marks=pytest.mark.torture)], ids=["some", "all"])
+def test_what_could_not_be_tried_is_said_and_is_no_success(user: Shell, tmp_path: Path, program: list[str]) -> None:
+    line = [*program, "verify", "--processes", "2"]
+    done = subprocess.run(line, cwd=user.cwd, env=user.environment, capture_output=True, check=False)
     said = done.stdout.decode()
     assert done.returncode == 1, said
     assert "inconclusive background (run): it could not be tried" in said

@@ -223,6 +223,10 @@ def test_a_wall_that_is_not_here_is_said_and_not_counted_as_held() -> None:
     assert (nobody.status, nobody.why) == ("not attacked", "it cannot be tried")
 
 
+# That each of them fails without a sandbox, tests/e2e/test_verify_can_fail.py shows.
+SOME = tuple(probe for probe in PROBES if probe.name == "read-by-path" or PROBES.index(probe) % 5 == 0)
+
+
 class Forgotten(Bare):
     """A product in which somebody has forgotten the sandbox: `run` runs on the machine itself."""
 
@@ -239,8 +243,9 @@ class Forgotten(Bare):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("probes", [SOME, pytest.param(PROBES, marks=pytest.mark.torture)], ids=["some", "all"])
 def test_a_forgotten_sandbox_is_a_failure_of_the_whole(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], probes: tuple[Probe, ...]
 ) -> None:
     home = tmp_path / "home"
     home.mkdir()
@@ -248,6 +253,7 @@ def test_a_forgotten_sandbox_is_a_failure_of_the_whole(
         monkeypatch.setenv(name, str(value))
     monkeypatch.chdir(project)
     monkeypatch.setattr(verify, "Cloned", Forgotten)
+    monkeypatch.setattr(verify, "PROBES", probes)
     monkeypatch.setattr(counters, "_NOTICED", 1.0)  # nobody will, however long it waits
     assert main(["verify", "--json"]) == 1
     document = json.loads(capsys.readouterr().out)
