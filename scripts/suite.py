@@ -27,7 +27,7 @@ from scripts import apart, reachable
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 ROOT = os.geteuid() == 0
-AT_ONCE = min(len(os.sched_getaffinity(0)), 4) + 2  # more than there are processors for: all of them wait much of the time
+AT_ONCE = min(len(os.sched_getaffinity(0)), 4) + 1  # more than there are processors for: all of them wait now and then
 PYTEST = (sys.executable, "-m", "pytest", "--quiet", "-p", "no:cacheprovider", "--durations=25", "--durations-min=2")
 # As a user, claims that do not depend on who makes them (`once`) and slow ones are left to `make security` and `make torture`. Attacks on
 # the heavier runtimes are left to `make security` as root, too.
