@@ -18,6 +18,8 @@ from tests.leftovers import children, left_since, traces
 from tests.patience import until
 from tests.security.harness import Box
 
+SOME = 40  # descriptors: those of guests that wait, and are made and cleared away beside us
+
 
 @pytest.fixture
 def own(box: Box) -> Iterator[Box]:
@@ -76,7 +78,9 @@ def test_two_hundred_runs_in_a_row_hold_on_to_nothing(box: Box) -> None:
             box.run("true")
         else:
             box.python("x = 1")
-    assert _held()[:2] == (descriptors, mounts)
+    grown = _held()
+    assert grown[1] == mounts
+    assert grown[0] - descriptors < SOME, "a descriptor of each run would be two hundred"
     assert until(lambda: _held()[2] <= cgroups), "a keeper clears away after the run has been reported"
 
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -64,7 +65,7 @@ def _held_now(state: Path) -> dict[str, float]:
     ours = [f"-{zygote}-" for zygote in zygotes]
     groups = [name for _, names, _ in os.walk(CGROUPS) for name in names if name.startswith(cgroups.PREFIX)]
     return {
-        "descriptors": len(os.listdir("/proc/self/fd")) + sum(len(os.listdir(f"/proc/{zygote}/fd")) for zygote in zygotes),
+        "descriptors": len(os.listdir("/proc/self/fd")) + sum(map(_descriptors, zygotes)),
         "threads": threading.active_count(),
         "mounts": len(Path("/proc/self/mountinfo").read_text().splitlines()),
         "cgroups": sum(any(keeper in name for keeper in ours) for name in groups),
@@ -74,12 +75,22 @@ def _held_now(state: Path) -> dict[str, float]:
     }
 
 
+def _descriptors(pid: int) -> int:
+    """The descriptors of a process. None of one that has ended, nor of a helper that only root may look into, as that of the egress."""
+    with suppress(FileNotFoundError, PermissionError):
+        return len(os.listdir(f"/proc/{pid}/fd"))
+    return 0
+
+
 def _resident(pid: int) -> float:
     """Its anonymous memory, in KiB. Not what is private to it: that goes up and down with the forks that share it for a while.
 
     One that has ended and is not collected yet has none.
     """
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
     return next((float(line.split()[1]) for line in lines if line.startswith("RssAnon:")), 0.0)
 
 

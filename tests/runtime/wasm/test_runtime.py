@@ -222,7 +222,7 @@ def _exchanged(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "spoil", [_changed, _exchanged, lambda path: path.chmod(0o660), Path.unlink], ids=["changed", "link", "mode", "gone"]
+    "spoil", [_changed, _exchanged, lambda path: path.chmod(0o662), Path.unlink], ids=["changed", "link", "mode", "gone"]
 )
 def test_a_file_of_the_cache_counts_only_as_it_was_made(tmp_path: Path, spoil: object) -> None:
     entry = _kept(tmp_path)
