@@ -77,8 +77,7 @@ def test_another_seed_gives_other_numbers_and_the_same_time(project: Path, first
 @pytest.mark.needs_root
 def test_a_user_without_privileges_gets_what_root_gets(project: Path, first: dict[str, Record], reachable_checkout: Path) -> None:
     make_project(project)
-    place = project.parent / "theirs"
-    place.mkdir()
+    place = Path(tempfile.mkdtemp(prefix="theirs-", dir=project.parent))
     for directory, _, names in os.walk(project):
         for path in (directory, *(os.path.join(directory, name) for name in names)):
             os.chown(path, USER, USER)
