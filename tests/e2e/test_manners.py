@@ -27,6 +27,30 @@ def test_a_reader_that_goes_away_is_no_complaint(shell: Shell, line: tuple[str, 
     assert (done.returncode, done.stderr) == (141, b"")
 
 
+@pytest.mark.parametrize(("closed", "said"), [("<&-", b"ran\n"), (">&-", b""), ("2>&-", b"ran\n"), ("<&- >&- 2>&-", b"")])
+def test_a_closed_stream_is_an_empty_one(shell: Shell, closed: str, said: bytes) -> None:
+    line = [*PROGRAM, "run", "--throw-away", "cat; echo ran; echo said >&2"]
+    typed = ["sh", "-c", f'"$@" {closed}', "sh", *line]
+    done = subprocess.run(typed, cwd=shell.cwd, env=shell.environment, capture_output=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (0, said), done.stderr
+    assert done.stderr == (b"" if "2>" in closed else b"said\n")
+
+
+def test_a_closed_output_is_no_mistake_of_ours(shell: Shell) -> None:
+    done = subprocess.run(
+        ["sh", "-c", '"$@" >&-', "sh", *PROGRAM, "status"], cwd=shell.cwd, env=shell.environment, capture_output=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("line", [("status",), ("--json", "status"), ("run", "echo said")])
+def test_output_that_cannot_be_written_is_named(shell: Shell, line: tuple[str, ...]) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([*PROGRAM, *line], cwd=shell.cwd, env=shell.environment, stdout=full, stderr=subprocess.PIPE, check=False)
+    assert done.returncode == 125 and "standard output cannot be written: No space left on device" in words(done)
+    assert "hint: free space where it goes" in words(done) and "AGENT_SANDBOX_DEBUG" not in words(done)
+
+
 def test_a_run_that_was_killed_has_no_end_in_the_log(shell: Shell) -> None:
     with shell.start("run", "sleep 1000") as process:
         assert until(lambda: shell.json("log")["entries"])

@@ -82,8 +82,15 @@ def interactive() -> bool:
 
 
 def pass_on(name: str, data: bytes) -> None:
-    """Write output of the guest to our own standard output or error. Raises BrokenPipeError, which ends the run."""
-    write_all(1 if name == "stdout" else 2, data)
+    """Write output of the guest to our own standard output or error. Raises BrokenPipeError, which ends the run.
+
+    Raises OSError with the name of the stream for any other reason, such as a full disk.
+    """
+    try:
+        write_all(1 if name == "stdout" else 2, data)
+    except OSError as error:
+        error.filename = "standard output" if name == "stdout" else "standard error"
+        raise
 
 
 def write_all(fd: int, data: bytes) -> None:

@@ -41,6 +41,7 @@ _OWN_VARIABLES = ("AGENT_SANDBOX_CAPABILITY", "AGENT_SANDBOX_DEBUG", OFF)
 
 def program() -> NoReturn:
     """Perform the command line, here or by the daemon, and exit at once."""
+    open_closed_streams()
     if (code := _by_daemon(sys.argv[1:])) is not None:
         os._exit(code)
     from agent_sandbox._fast.finder import load_quickly  # after the lines above, which do without it
@@ -51,6 +52,19 @@ def program() -> NoReturn:
     else:
         from agent_sandbox.cli.main import program  # the same
     program()
+
+
+def open_closed_streams() -> None:
+    """Open /dev/null for each standard stream that our caller has closed. Else the next file that is opened would get its number.
+
+    Called before anything of ours is open.
+    """
+    if None not in (sys.stdin, sys.stdout, sys.stderr):
+        return
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None and (opened := os.open(os.devnull, os.O_RDWR)) == number:
+            os.set_inheritable(opened, True)
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))
 
 
 def stamp() -> tuple[str, int, int]:

@@ -5,6 +5,7 @@ The code of a verb is imported only when it is needed, because `run` must start 
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
@@ -21,11 +22,16 @@ if TYPE_CHECKING:
 
 _DEBUG = "AGENT_SANDBOX_DEBUG"
 _LONGEST_FAULT = 1000  # characters of the text of an unexpected exception
+_OF_A_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+STANDARD_OUTPUT, STANDARD_ERROR = "standard output", "standard error"  # in place of the name of a file
 REALITY_MOVED_ON, USAGE, APPROVAL, COULD_NOT_START, DENIED = 1, 2, 3, 125, 126
 
 
 def program() -> NoReturn:
     """Run `main` and exit at once. Skips the interpreter's own clean-up: everything is closed and flushed by then."""
+    from agent_sandbox.cli.errand import open_closed_streams  # loaded already, where the program begins there
+
+    open_closed_streams()
     os._exit(main())
 
 
@@ -43,6 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), 1)
         return 141
     except Exception as error:  # the result cannot be printed: standard output may be a full disk
+        if isinstance(error, OSError) and error.filename is None and error.errno in _OF_A_DISK:
+            error.filename = STANDARD_OUTPUT
         fault_of(error).text(Console())
         return COULD_NOT_START
 
@@ -324,7 +332,10 @@ def fault_of(error: Exception) -> ErrorResult:
 
         traceback.print_exception(error)
     hint = f"see where it happened: run the same with {_DEBUG}=1"
-    if isinstance(error, OSError):
+    if isinstance(error, OSError) and error.filename in (STANDARD_OUTPUT, STANDARD_ERROR):
+        message = f"{error.filename} cannot be written: {error.strerror or error}"
+        hint = "free space where it goes, or send it elsewhere"
+    elif isinstance(error, OSError):
         message = f"the system refused: {error.strerror or error}{f': {_text(error.filename)!r}' if error.filename else ''}"
     else:
         message = f"this is a mistake in {PROGRAM} itself: {type(error).__name__}: {str(error)[:_LONGEST_FAULT]}"
