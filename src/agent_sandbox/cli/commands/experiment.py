@@ -13,7 +13,6 @@ from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, replace
 from agent_sandbox.assembly import here
 from agent_sandbox.cli.caller import guest_environment, unwound_by_signals
 from agent_sandbox.cli.commands.promote import (
-    NEEDS_YES,
     PromoteResult,
     agreement,
     nothing_to_promote,
@@ -21,6 +20,7 @@ from agent_sandbox.cli.commands.promote import (
     promotion_result,
     show_proposal,
     wanted_by,
+    why_not_agreed,
 )
 from agent_sandbox.cli.context import Opening, current, gate_for, object_runtime, policy_of, project_of, recover, session_for
 from agent_sandbox.cli.execute import TIMED_OUT, directory_of, say_who_has_it, variables_of
@@ -385,7 +385,7 @@ class _Finish:
                         return promotion_result(proposal, proposal.plan(), "", "nothing-to-do", nothing_to_promote(proposal))
                     agreed = agreement(proposal, console, yes=options.yes, project=project.path)
                     if agreed is None:
-                        return promotion_result(proposal, proposal.plan(), "", "not-approved", f"not promoted: {NEEDS_YES}")
+                        return promotion_result(proposal, proposal.plan(), "", "not-approved", f"not promoted: {why_not_agreed(console)}")
                     done = carry_attempt(agreed, stored, gate, details=lambda: diff_for_approver(agreed))
                     progress.end()
             if done.note:

@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from agent_sandbox.workspace.promotion.journal import Journal
     from agent_sandbox.workspace.promotion.plan import Plan
 
-NEEDS_YES = "needs --yes (and --approve KIND for each protected kind)"
 _LISTED = 10  # paths under one heading; --json has all
 
 
@@ -155,7 +154,7 @@ def _promote(
             return promotion_result(proposal, plan, since, "dry-run", "not promoted: this was a rehearsal (--dry-run)")
         agreed = agreement(proposal, console, yes=options.yes, project=sandbox.project.path)
         if agreed is None:
-            return promotion_result(proposal, plan, since, "not-approved", f"not promoted: {NEEDS_YES}")
+            return promotion_result(proposal, plan, since, "not-approved", f"not promoted: {why_not_agreed(console)}")
         done = carry_out(agreed, stored, gate, details=lambda: diff_for_approver(agreed))
         wanted.progress.end()
         if console.shows and os.isatty(1):  # the layers are other ones now, and hold nothing that was not shown before
@@ -290,6 +289,11 @@ def agreement(proposal: PromotionProposal, console: Console, *, yes: bool, proje
         proposal = chosen
         show_proposal(proposal, proposal.plan(), project, console)
     return None
+
+
+def why_not_agreed(console: Console) -> str:
+    """Return why `agreement` returned None: the user said no, or cannot be asked."""
+    return "not approved" if console.asks else "needs --yes"
 
 
 def _ask(proposal: PromotionProposal, console: Console, *, selects: bool) -> Literal["yes", "no", "select"]:

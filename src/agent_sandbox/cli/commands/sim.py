@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from agent_sandbox._fast.values import dataclass, replace
 from agent_sandbox.assembly import here
 from agent_sandbox.cli.caller import EscapedOutput, forwarding, guest_environment
-from agent_sandbox.cli.commands.promote import NEEDS_YES, agreement, promotion_facts
+from agent_sandbox.cli.commands.promote import agreement, promotion_facts, why_not_agreed
 from agent_sandbox.cli.context import current_and_whole, gate_for, object_runtime, policy_of, project_of, recover
 from agent_sandbox.cli.execute import code_of, refusal, runtimes_for, say_how_it_ended, variables_of
 from agent_sandbox.cli.options import CarryOutOptions, CommandOptions, PolicyOptions, ShowOptions
@@ -250,7 +250,7 @@ def _carry_out(options: CarryOutOptions, digest: str, store: Store, ends: ExitSt
             _show(options, ready, console)
         agreed = _agreed(ready, console, yes=options.yes, runs=again is not None)
         if agreed is None:
-            return _result(ready, f"not carried out: {NEEDS_YES}")
+            return _result(ready, f"not carried out: {why_not_agreed(console)}")
         done = None
         if again is not None and (not agreed.changes or not _must_fail(agreed)):
             ready.kept.begin()
