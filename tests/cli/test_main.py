@@ -9,6 +9,7 @@ import pytest
 
 from agent_sandbox.cli import main as module
 from agent_sandbox.cli.main import main
+from agent_sandbox.errors import RuntimeUnavailable
 
 FAULTS = [
     (ValueError("a name in it is too long"), "mistake in agent-sandbox itself: ValueError: a name in it is too long"),
@@ -52,6 +53,15 @@ def test_a_developer_can_ask_for_the_traceback(words: str, capfd: pytest.Capture
     monkeypatch.setenv("AGENT_SANDBOX_DEBUG", "1")
     assert main(["status"]) == 125
     assert "Traceback" in capfd.readouterr().err
+
+
+def test_a_hint_names_the_option_that_can_be_typed(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    def unavailable(*anything: object) -> None:
+        raise RuntimeUnavailable("no", hint='use runtime="process", or "auto", which chooses it')
+
+    monkeypatch.setattr(module, "_result", unavailable)
+    assert main(["run", "--runtime", "wasm", "true"]) == 125
+    assert 'hint: use --runtime process, or "auto", which chooses it' in capfd.readouterr().err
 
 
 def test_an_interrupt_is_no_fault(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

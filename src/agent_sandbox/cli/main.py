@@ -364,4 +364,15 @@ def _hint(error: SandboxError) -> str:
 
         if remedy := remedy_here():
             return f"{remedy}; more: agent-sandbox doctor"
-    return error.hint
+    return _as_typed(error.hint)
+
+
+def _as_typed(hint: str) -> str:
+    """Return a hint with the option of the command line in place of the setting of `Sandbox`.
+
+    >>> _as_typed('use runtime="process", or "auto"')
+    'use --runtime process, or "auto"'
+    """
+    before, setting, rest = hint.partition('runtime="')
+    name, _, after = rest.partition('"')
+    return f"{before}--runtime {name}{after}" if setting else hint
