@@ -15,7 +15,7 @@ from agent_sandbox._fast.functions import lru_cache
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.engine.provisions import NO_PROVISIONS, Provisions
 from agent_sandbox.engine.runtimes import Registry
-from agent_sandbox.errors import PolicyError, RuntimeUnavailable
+from agent_sandbox.errors import PolicyError, RuntimeUnavailable, pip_install
 from agent_sandbox.policy.paths import ancestors, contains, normalise
 from agent_sandbox.policy.secrets import Mask, default_masks
 
@@ -175,7 +175,7 @@ def check_network() -> None:
     from agent_sandbox.runtime import network_packages  # only runs with a network need it
 
     if missing := network_packages.missing(network_packages.NEEDED):
-        hint = f"pip install {' '.join(missing)}, which are of the extra `network`; or run without a network"
+        hint = f"{pip_install(' '.join(missing))} (the extra `network`), or run without a network"
         raise RuntimeUnavailable(f"a network needs packages that are not installed: {', '.join(missing)}", missing=missing, hint=hint)
 
 

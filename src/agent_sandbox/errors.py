@@ -25,6 +25,8 @@ A program that fails inside a sandbox raises none of these: its exit is data. Ev
 
 from __future__ import annotations
 
+import sys
+
 TYPE_CHECKING = False  # see `values`
 if TYPE_CHECKING:
     from typing import Any
@@ -129,3 +131,10 @@ class SandboxWarning(UserWarning):
 
 class ToolError(Exception):
     """Raised by a tool to send its message to the program that called it. Other exceptions stay outside the sandbox."""
+
+
+def pip_install(packages: str) -> str:
+    """Return the command line that installs packages beside this program. A bare `pip` may belong to another Python."""
+    import shlex  # only for hints
+
+    return f"{shlex.quote(sys.executable or 'python3')} -m pip install {packages}"

@@ -88,7 +88,7 @@ def test_the_doctor_names_a_package_without_which_no_run_has_a_network(package: 
     assert doctor.network() == "", "the control: with all of them there is one"
     monkeypatch.setitem(network_packages.NEEDED, package, "no_such_module")
     row = doctor._network()
-    assert (row.status, row.remedy) == ("missing", f"install them: pip install {package}")
+    assert (row.status, row.remedy) == ("missing", f"install them: {sys.executable} -m pip install {package}")
     assert package in row.found
 
 

@@ -99,6 +99,15 @@ def test_the_readme_does_what_it_says_word_by_word(home: Path) -> None:
 
 
 @pytest.mark.once
+def test_the_readme_leaves_python_and_pip_as_they_were(home: Path) -> None:
+    first, *_ = CONSOLE.findall((CHECKOUT / "README.md").read_text())
+    path = next(typed for typed, _ in commands(first) if typed.startswith("export PATH"))
+    looked = "command -v python3 pip3 agent-sandbox"
+    before, _, after = (said for said, _ in typed_in(home, home, [looked, path, looked], {}))
+    assert after.split() == [*before.split(), str(home / "agent-sandbox" / "bin" / "agent-sandbox")] and "python3" in before
+
+
+@pytest.mark.once
 def test_the_installed_package_is_the_wheel_and_nothing_of_the_checkout(home: Path) -> None:
     code = (
         "import agent_sandbox, agentbox, sys; print(agent_sandbox.__file__); print(agent_sandbox.Sandbox().execute('print(6 * 7)').stdout)"

@@ -64,7 +64,8 @@ def open_closed_streams() -> None:
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None and (opened := os.open(os.devnull, os.O_RDWR)) == number:
             os.set_inheritable(opened, True)
-            setattr(sys, name, open(number, "w" if number else "r", closefd=False))
+            stream = open(number, "w" if number else "r", closefd=False)  # noqa: SIM115  # open as long as we live
+            setattr(sys, name, stream)
 
 
 def stamp() -> tuple[str, int, int]:

