@@ -134,7 +134,13 @@ class ToolError(Exception):
 
 
 def pip_install(packages: str) -> str:
-    """Return the command line that installs packages beside this program. A bare `pip` may belong to another Python."""
-    import shlex  # only for hints
+    """Return the command line that installs packages beside this program. A bare `pip` may belong to another Python.
 
-    return f"{shlex.quote(sys.executable or 'python3')} -m pip install {packages}"
+    An environment that uv made has no pip.
+    """
+    import importlib.util  # only for hints
+    import shlex
+
+    python = shlex.quote(sys.executable or "python3")
+    has_pip = importlib.util.find_spec("pip") is not None
+    return f"{python} -m pip install {packages}" if has_pip else f"uv pip install --python {python} {packages}"
