@@ -33,7 +33,7 @@ from agent_sandbox.policy.network import NetworkRules, network_rules
 from agent_sandbox.policy.paths import Tree
 
 HOME = "/home/u"
-PATHS = ("/tmp", "/data", "/data/a", "/home/u", "/home/u/x", "/etc")
+PATHS = ("/tmp", "/data", "/data/a", "/data/.env", "/data/.git/config", "/home/u", "/home/u/x", "/etc")
 PROGRAMS = ("git", "ls", "python3", "bash", "curl", "rm")
 HOSTS = ("api.example.com", "example.net", "localhost", "192.0.2.1", "pypi.org")
 LINES = ("git push --force", "ls | grep x", "rm -rf data", "curl http://192.0.2.1", "$x y", "git status")
@@ -56,7 +56,7 @@ def _table(**values: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]
     return st.fixed_dictionaries({}, optional=values)
 
 
-paths = _some("/", "/data", "/data/*", "/data/*.json", "~", "~/x", "/etc", "**/*.md")
+paths = _some("/", "/data", "/data/*", "/data/*.json", "/data/.git", "/data/.env", "~", "~/x", "/etc", "**/*.md")
 names = _some(*PROGRAMS, "python*", "*")
 flags, counts = st.booleans(), st.integers(1, 99_999)
 limits = dict.fromkeys(("timeout_seconds", "cpu_seconds", "memory_mb", "disk_mb", "output_bytes", "open_files", "fuel"), counts)

@@ -116,7 +116,7 @@ class FileRules:
     def reaches(self, path: str) -> bool:
         """Return whether the rules make a normalised path visible to the guest."""
         return self._unbarred(path) and any(
-            matches(pattern, path) and (self.allow_hidden or not _hidden(path, pattern)) for pattern in self.allowed
+            matches(pattern, path) and (self.allow_hidden or not is_hidden(path, pattern)) for pattern in self.allowed
         )
 
     def leads_to(self, path: str) -> bool:
@@ -378,7 +378,8 @@ def repeatable(policy: Policy) -> Policy:
     return replace(policy, requires=policy.requires | {Guarantee.DETERMINISTIC})
 
 
-def _hidden(path: str, pattern: PathPattern) -> bool:
+def is_hidden(path: str, pattern: PathPattern) -> bool:
+    """Return whether a path that a pattern covers has a hidden name beyond the fixed part of the pattern."""
     return "/." in path[len(anchor(pattern).rstrip("/")) :]
 
 

@@ -25,7 +25,7 @@ PATHS = ["/", "/data", "/data/a", "/data/a/b.json", "/home/u", "/home/u/.ssh", "
 PROGRAMS = ["git", "python3", "bash", "rm", "cat"]
 
 patterns = st.lists(
-    st.sampled_from(["/", "/data", "/data/*", "/data/a", "~", "~/*", "/data/*.json", "**/*.json", "/srv"]), max_size=2, unique=True
+    st.sampled_from(["/", "/data", "/data/*", "/data/a", "/data/.git", "~", "~/*", "/data/*.json", "**/*.json", "/srv"]), max_size=2, unique=True
 )
 names = st.lists(st.sampled_from([*PROGRAMS, "python*", "*"]), max_size=3, unique=True)
 
@@ -159,6 +159,19 @@ def test_a_layer_narrows_every_part_of_a_policy() -> None:
     assert {Guarantee.MEMORY_HARD, Guarantee.PROGRAMS_CONFINED} <= policy.requires
     assert found.blocked == ("pickle",) and not found.validate, "nobody has asked for the default patterns"
     assert effective(found, [preset("low")], home=HOME).validate
+
+
+def test_no_layer_shows_a_hidden_name_by_spelling_it_where_another_layer_hides_them() -> None:
+    hiding = from_mapping({"files": {"allowed": ["/data"], "allow_hidden": False}}, origin="policy.toml")
+    spelling = from_mapping({"files": {"allowed": ["/data/.git", "/data/.env/*", "/data/src"]}}, origin="agent-sandbox.toml")
+    bare = from_mapping({"files": {"allow_hidden": False}}, origin="system")
+    for layers in ([hiding, spelling], [spelling, hiding], [bare, spelling], [spelling, bare]):
+        files = effective(CEILING, layers, home=HOME).policy.files
+        assert not files.reaches("/data/.git/config") and not files.reaches("/data/.env/x") and files.reaches("/data/src/a")
+    assert effective(CEILING, [spelling], home=HOME).policy.files.reaches("/data/.git/config"), "the control arm"
+    own = from_mapping({"files": {"allowed": ["/data/.git"], "allow_hidden": False}}, origin="x")
+    files = effective(CEILING, [own, own], home=HOME).policy.files
+    assert files.reaches("/data/.git/config") and not files.reaches("/data/.git/.x"), "whoever hides may spell a name"
 
 
 def test_a_layer_narrows_the_network_of_the_policy_above_and_opens_none() -> None:

@@ -14,7 +14,7 @@ from agent_sandbox.policy.files.presets import preset
 from agent_sandbox.policy.files.settings import BY_KEY, Shape
 from agent_sandbox.policy.hosts import covers as covers_host
 from agent_sandbox.policy.image_names import canonical_image
-from agent_sandbox.policy.model import MIB, OFFLINE, AskRules, FileRules, Guarantee, Limits, Policy, implied, with_network
+from agent_sandbox.policy.model import EVERYWHERE, MIB, OFFLINE, AskRules, FileRules, Guarantee, Limits, Policy, implied, is_hidden, with_network
 from agent_sandbox.policy.network import NetworkRules, canonical_entry, network_rules, read_request, split_port
 from agent_sandbox.policy.network_presets import HostList, opaque_of
 from agent_sandbox.policy.network_presets import preset as preset_hosts
@@ -140,17 +140,26 @@ def _asks(layer: Document) -> AskRules:
 
 
 def _files(files: FileRules, layer: Document, home: str) -> FileRules:
-    allowed, denied = layer.get("files.allowed"), layer.get("files.denied", ())
+    written, denied = layer.get("files.allowed"), layer.get("files.denied", ())
+    shows_hidden = layer.get("files.allow_hidden", True)
+    theirs = EVERYWHERE if written is None else tuple(parse(each, home=home) for each in written)
+    allowed = files.allowed if written is None else intersection(files.allowed, theirs, layer.origin)
+    # A pattern that spells a hidden name shows it. It must not show what the other side hides.
+    for patterns, shown in ((files.allowed, files.allow_hidden), (theirs, shows_hidden)):
+        allowed = allowed if shown else tuple(each for each in allowed if _spelt_by(patterns, each))
     return replace(
         files,
         read=files.read and layer.get("files.read", True),
         write=files.write and layer.get("files.write", True),
-        allowed=files.allowed
-        if allowed is None
-        else intersection(files.allowed, [parse(each, home=home) for each in allowed], layer.origin),
+        allowed=allowed,
         denied=tuple(dict.fromkeys((*files.denied, *(parse(each, home=home) for each in denied)))),
-        allow_hidden=files.allow_hidden and layer.get("files.allow_hidden", True),
+        allow_hidden=files.allow_hidden and shows_hidden,
     )
+
+
+def _spelt_by(patterns: Iterable[PathPattern], inner: PathPattern) -> bool:
+    """Return whether one of these patterns covers another one, and spells every hidden name that the other one spells."""
+    return any(_holds(each, inner) and not is_hidden(anchor(inner), each) for each in patterns)
 
 
 def _limits(limits: Limits, layer: Document) -> Limits:
