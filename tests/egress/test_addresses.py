@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agent_sandbox.egress.addresses import canonical_address, dialled
+from agent_sandbox.egress.addresses import dialled
+from agent_sandbox.policy.hosts import canonical_address
 
 
 @pytest.mark.parametrize("address", ["11.0.0.1", "93.184.216.34", "2606:2800:220:1::1"])

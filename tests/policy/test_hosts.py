@@ -33,12 +33,22 @@ rules = st.builds(
         ("[2001:DB8::1]", "2001:db8::1"),
         ("2001:db8:0::1", "2001:db8::1"),
         ("[::ffff:127.0.0.1]", "127.0.0.1"),
+        ("[64:ff9b::5db8:d822]", "93.184.216.34"),
+        ("[2002:5db8:d822::]", "93.184.216.34"),
+        ("[::93.184.216.34]", "93.184.216.34"),
         ("_dmarc.example.com", "_dmarc.example.com"),
     ],
 )
 def test_a_host_has_one_spelling(written: str, canonical: str) -> None:
     assert canonical_host(written) == canonical
     assert canonical_host(canonical) == canonical
+
+
+@pytest.mark.parametrize("written", ["93.184.216.34", "[64:ff9b::5db8:d822]", "[2002:5db8:d822::]", "[::93.184.216.34]"])
+def test_a_denied_address_is_denied_however_it_is_written(written: str) -> None:
+    rules = network_rules(outbound=True, hosts=["*"], denied=["93.184.216.34"])
+    assert not rules.permits(written, 443)
+    assert network_rules(outbound=True, hosts=["*"]).permits(written, 443), "the control arm"
 
 
 @pytest.mark.parametrize(
@@ -57,6 +67,7 @@ def test_a_host_has_one_spelling(written: str, canonical: str) -> None:
         ("a" * 64 + ".com", "cannot be"),
         ("\ud800.com", "cannot be"),
         ("300.1.1.1", "no address"),
+        ("[fe80::1%lo]", "no address"),
         ("127.1", "no address"),
         ("0x7f.0.0.0x1", "no address"),
         ("[::g]", "no address"),

@@ -8,28 +8,11 @@ a mixture is how such a design looks.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 
-_TRANSLATED = (IPv6Network("64:ff9b::/96"), IPv6Network("64:ff9b:1::/48"))  # IPv4 inside IPv6, by NAT64
+from agent_sandbox.policy.hosts import canonical_address
+
 _METADATA = frozenset(map(ip_address, ("169.254.169.254", "169.254.170.2", "fd00:ec2::254", "100.100.100.200", "168.63.129.16")))
-
-
-def canonical_address(text: str) -> IPv4Address | IPv6Address:
-    """Return an address in the one form that is judged and dialled: an IPv4 address that is written inside IPv6 is that IPv4 address.
-
-    Raises ValueError for anything else, such as a scope (`fe80::1%eth0`).
-    """
-    if "%" in text:
-        raise ValueError(f"an address with a scope: {text}")
-    address = ip_address(text)
-    if isinstance(address, IPv4Address):
-        return address
-    embedded = address.ipv4_mapped or address.sixtofour or (address.teredo[1] if address.teredo else None)
-    if embedded is None and any(address in network for network in _TRANSLATED):
-        embedded = IPv4Address(int(address) & 0xFFFFFFFF)
-    if embedded is None and int(address) >> 32 == 0 and int(address) > 0xFFFF:  # the deprecated ::a.b.c.d
-        embedded = IPv4Address(int(address))
-    return embedded or address
 
 
 def objection(address: IPv4Address | IPv6Address) -> str:

@@ -212,11 +212,14 @@ class Egress:
         try:
             if proxy:
                 await self._serve_proxy(channel, flow)
-            elif port == _RESOLVER_PORT and self.rules.objection(self.resolver.name_of(channel.address) or channel.address, port):
+                return
+            name = self.resolver.name_of(channel.address)
+            opened = name or _canonical_address(channel.address)
+            if port == _RESOLVER_PORT and self.rules.objection(opened, port):
                 await self._serve_names(channel)  # whichever server it meant
             else:
-                flow.name = self.resolver.name_of(channel.address) or channel.address
-                await self._serve_target(channel, flow, self.resolver.name_of(channel.address))
+                flow.name = opened
+                await self._serve_target(channel, flow, name)
         except (FlowRefused, OverBudget) as why:
             flow.refuse(str(why))
             if isinstance(why, FlowRefused) and why.withheld and flow.how in ("tls", "opaque") and not flow.findings:
@@ -506,6 +509,14 @@ def _canonical(name: str) -> str:
         return canonical_host(name)
     except PolicyError as error:
         raise FlowRefused(400, str(error)) from None
+
+
+def _canonical_address(address: str) -> str:
+    """Return an address that a connection was opened to as it is judged. One with a scope stays as it is, and is never dialled."""
+    try:
+        return canonical_host(address)
+    except PolicyError:
+        return address
 
 
 def _origin_of(head: RequestHead, port: int) -> Origin:

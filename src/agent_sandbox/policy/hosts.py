@@ -11,8 +11,10 @@ from agent_sandbox.errors import PolicyError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from ipaddress import IPv4Address, IPv6Address
 
 _LOCAL = ("localhost", "*.localhost")
+_TRANSLATED = ("64:ff9b::/96", "64:ff9b:1::/48")  # IPv4 inside IPv6, by NAT64
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-_")
 
 
@@ -86,15 +88,31 @@ def is_private(address: str) -> bool:
     return not ip_address(address).is_global
 
 
-def _address(text: str, written: str) -> str:
-    from ipaddress import ip_address  # slow to load, and addresses are rare in policies
+def canonical_address(text: str) -> IPv4Address | IPv6Address:
+    """Return an address in the one form that is judged and dialled: an IPv4 address that is written inside IPv6 is that IPv4 address.
 
+    Raises ValueError for anything else, such as a scope (`fe80::1%eth0`).
+    """
+    from ipaddress import IPv4Address, IPv6Network, ip_address  # slow to load, and addresses are rare in policies
+
+    if "%" in text:
+        raise ValueError(f"an address with a scope: {text}")
+    address = ip_address(text)
+    if isinstance(address, IPv4Address):
+        return address
+    embedded = address.ipv4_mapped or address.sixtofour or (address.teredo[1] if address.teredo else None)
+    if embedded is None and any(address in IPv6Network(each) for each in _TRANSLATED):
+        embedded = IPv4Address(int(address) & 0xFFFFFFFF)
+    if embedded is None and int(address) >> 32 == 0 and int(address) > 0xFFFF:  # the deprecated ::a.b.c.d
+        embedded = IPv4Address(int(address))
+    return embedded or address
+
+
+def _address(text: str, written: str) -> str:
     try:
-        address = ip_address(text)
+        return str(canonical_address(text))  # ::ffff:127.0.0.1 is 127.0.0.1, and must be judged as such
     except ValueError:
         raise _refused(written, "is no address", "write four numbers from 0 to 255, or an IPv6 address in brackets") from None
-    mapped = getattr(address, "ipv4_mapped", None)  # ::ffff:127.0.0.1 is 127.0.0.1, and must be judged as such
-    return str(mapped or address)
 
 
 def _refused(written: object, reason: str, remedy: str) -> PolicyError:
