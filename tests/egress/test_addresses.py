@@ -19,6 +19,7 @@ INSIDE += [
     "::",
     "fe80::1",
     "fc00::1",
+    "fec0::1",
     "ff02::1",
     "::ffff:127.0.0.1",
     "::ffff:10.0.0.1",
@@ -27,6 +28,7 @@ INSIDE += [
     "::7f00:1",
 ]
 METADATA = ["169.254.169.254", "::ffff:169.254.169.254", "fd00:ec2::254", "100.100.100.200", "168.63.129.16", "64:ff9b::a9fe:a9fe"]
+METADATA += ["192.0.0.192", "fd00:ec2::23", "fd20:ce::254", "fd00:c1::a9fe:a9fe", "fd00:42::42"]
 
 
 @pytest.mark.parametrize("address", [*INSIDE, *METADATA, "fe80::1%eth0", "nonsense"])

@@ -8,22 +8,33 @@ a mixture is how such a design looks.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 
 from agent_sandbox.policy.hosts import canonical_address
 
-_METADATA = frozenset(map(ip_address, ("169.254.169.254", "169.254.170.2", "fd00:ec2::254", "100.100.100.200", "168.63.129.16")))
+# Of AWS (with ECS), Alibaba, Azure, Google, Oracle and Scaleway. Others are link-local.
+_METADATA = frozenset(
+    map(
+        ip_address,
+        (
+            *("169.254.169.254", "169.254.170.2", "100.100.100.200", "168.63.129.16", "192.0.0.192"),
+            *("fd20:ce::254", "fd00:c1::a9fe:a9fe", "fd00:42::42"),
+        ),
+    )
+)
+_AWS = IPv6Network("fd00:ec2::/32")  # its services for instances: metadata, credentials of pods, time, names
 
 
 def objection(address: IPv4Address | IPv6Address) -> str:
     """Return why an address is not dialled; empty if it is public."""
-    if address in _METADATA:
+    if address in _METADATA or (isinstance(address, IPv6Address) and address in _AWS):
         return "it is the address of the machine's metadata service"
     if address.is_loopback or address.is_unspecified:
         return "it is this machine"
     if address.is_link_local:
         return "it is link-local"
-    if address.is_multicast or address.is_reserved or not address.is_global:
+    site_local = isinstance(address, IPv6Address) and address.is_site_local  # deprecated, and private where it is still in use
+    if address.is_multicast or address.is_reserved or site_local or not address.is_global:
         return "it is not public"
     return ""
 
