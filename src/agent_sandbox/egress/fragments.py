@@ -110,7 +110,11 @@ class Fragments:
         """Return the rule of a secret that is in one of the texts, each at its place; else nothing."""
         for _, _, rule in self._own.matches(b"\n".join(texts.values())):
             return rule.id
-        return next((name for name, value in self._values if value.lower() in texts[_NAME]), "") if _NAME in texts else ""
+        return self.in_name(texts[_NAME]) if _NAME in texts else ""
+
+    def in_name(self, text: bytes) -> str:
+        """Return the rule of a secret that is in the name of a host, which has no capital letters; else nothing."""
+        return next((name for name, value in self._values if value.lower() in text), "")
 
     def _pieces(self, texts: Iterable[tuple[str, bytes]]) -> Iterator[tuple[int, int, int]]:
         """Yield the number of a secret, and the beginning and the end of a piece of it, for each piece among the words of texts."""

@@ -27,6 +27,7 @@ _FEW_BYTES = 64  # that are unpacked in one step, where a step has no bound of i
 _STREAM_TAIL = 8 << 10  # bytes of an opaque stream that are searched again with what follows them
 _CLEAN_TEXTS = 512  # that are remembered as clean
 _PLACEHOLDER = "placeholder of "
+USUAL_METHODS = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"))
 
 
 class Inspection:
@@ -66,12 +67,25 @@ class Inspection:
                 self._clean.popitem(last=False)
         return target, fields
 
+    def method(self, method: bytes, notes: list[str]) -> None:
+        """Search the method of a request, which may be any word. Raises `FlowRefused`."""
+        if method not in USUAL_METHODS and self.message(method, "the method of the request", notes) != method:
+            raise FlowRefused(403, "the method of the request holds data that must not leave", withheld=True)
+
+    def clears(self, *texts: bytes) -> bool:
+        """Return whether texts of a request that was refused unsearched may be recorded: nothing is found in them."""
+        try:
+            return not any(_all(search, text) for search in self._searches for text in texts)
+        except Exception:  # what cannot be searched is not cleared
+            return False
+
     def name(self, name: str, notes: list[str]) -> None:
         """Search a name that is about to be resolved: its labels, and the text they make together. Raises `FlowRefused`."""
         text = f"{name}\n{name.replace('.', '')}".encode()
         if not self._searches or text in self._clean:
             return
-        if self._searched(text, "the name of the host", notes, held=False) != text:
+        lowered = self._fragments.in_name(text) if self._fragments is not None else ""
+        if lowered or self._searched(text, "the name of the host", notes, held=False) != text:
             raise FlowRefused(403, "the name of the host holds data that must not leave", withheld=True)
         self._clean[text] = None
         if len(self._clean) > _CLEAN_TEXTS:

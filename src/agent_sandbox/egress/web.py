@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from agent_sandbox.egress.aws_signature import MOST_HASHED, Signing
 from agent_sandbox.egress.fragments import MOST_TEXT, texts_of_body, texts_of_target
 from agent_sandbox.egress.http1 import Fields, RequestHead, ResponseHead, reason_of, write_request
-from agent_sandbox.egress.inspection import HELD, Inspected, Inspection
+from agent_sandbox.egress.inspection import HELD, USUAL_METHODS, Inspected, Inspection
 from agent_sandbox.egress.rules import FlowRefused, Judged, Origin, declared_by, judge_request, rules_for
 from agent_sandbox.egress.secrets import Broker, Scrubber
 from agent_sandbox.policy.network import NetworkRules
@@ -44,6 +44,7 @@ class Customs:
         notes: list[str] = []
         names: tuple[str, ...] = ()
         signing: Signing | None = None
+        self.inspection.method(judged.method, notes)
         if self.broker.secrets and origin.tls:
             try:
                 placed = self.broker.place(origin.name, judged.method, target, fields)
@@ -60,7 +61,8 @@ class Customs:
             target, fields = self.inspection.head(target, fields, notes)
         if self.inspection.joins:
             changed = tuple((f"field {key.decode()}", value) for key, value in head.fields if key not in _USUAL)
-            self.inspection.join(origin.name, (*texts_of_target(head.target), *changed), notes)
+            method = () if head.method in USUAL_METHODS else (("method", head.method),)
+            self.inspection.join(origin.name, (*texts_of_target(head.target), *changed, *method), notes)
         onward = Judged(judged.method, target, fields, judged.websocket)
         return Passage(self, origin, head, onward, notes, list(names), rules, intent, judged.target, signing)
 
