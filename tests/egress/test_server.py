@@ -372,6 +372,7 @@ TOKEN = b"tok-12345678"
         get(f"/?q={TOKEN.decode()}"),
         get("/", "web.test", f"X-A: {TOKEN.decode()}"),
         get("/", "web.test", f"Cookie: a={TOKEN.decode()}"),
+        get().replace(b"GET", TOKEN),
         b"POST / HTTP/1.1\r\nHost: web.test\r\nConnection: close\r\nContent-Length: 12\r\n\r\n" + TOKEN,
         b"POST / HTTP/1.1\r\nHost: web.test\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
         b"5\r\ntok-1\r\n7\r\n2345678\r\n0\r\n\r\n",
@@ -389,6 +390,31 @@ def test_found_data_is_refused_named_by_kind_and_recorded_without_its_value(data
             assert b"tak-1" in beyond.all
         assert b"12345678" not in repr(opened.flows[0]).encode()
         assert "test-token" in opened.flows[0]["refused"]
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("data", "kept"),
+    [
+        (get(f"/{TOKEN.decode()}", "other.test"), "does not allow other.test"),
+        (get("/", f"{TOKEN.decode()}.other.test"), "holds data that must not leave"),
+        (get("/", "OwnSecretValue.other.test"), "holds data that must not leave"),
+        (get("http://other.test/?q=a-query", "web.test:%d"), "is for other.test:80, and its connection for web.test"),
+        (get(f"http://u:{TOKEN.decode()}@web.test/", "web.test:%d"), "is for no host"),
+        (get("/a", "web.test:99").replace(b"GET", TOKEN.upper()), "is for web.test:99, and its connection for web.test"),
+        (get("/" + TOKEN.decode(), "web.test:%d").replace(b"GET", b"TRACE"), "TRACE does not leave"),
+    ],
+)
+def test_a_request_that_is_refused_before_it_is_searched_is_recorded_without_data(data: bytes, kept: str) -> None:
+    async def test() -> None:
+        search = Search.of((BLOCK, replace(BLOCK, id="upper", pattern="TOK-[0-9]{8}")), OwnSecrets.of([("OWN", "OwnSecretValue")]), b"k")
+        async with door(search=search) as opened:
+            answer = await opened.send(data.replace(b"%d", str(opened.port).encode()))
+            assert b" by the sandbox: " in answer and b" 200 OK" not in answer
+        (flow,) = opened.flows
+        assert kept in flow["refused"]
+        assert not any(each in repr(flow).lower() for each in ("12345678", "ownsecret", "a-query")), flow
 
     run(test())
 

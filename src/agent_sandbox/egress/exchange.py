@@ -17,6 +17,7 @@ from agent_sandbox.egress.channel import SocketChannel
 from agent_sandbox.egress.consent import ClientGone, Consent
 from agent_sandbox.egress.flows import Budgets, Flow, OverBudget, RequestRecord
 from agent_sandbox.egress.http1 import Fields, MalformedHttp, RequestHead, ResponseHead
+from agent_sandbox.egress.inspection import USUAL_METHODS
 from agent_sandbox.egress.recorder import AskedRequest, ExchangeRecorder, RecordedAnswers, Recording
 from agent_sandbox.egress.rules import FlowRefused, Origin, allowing_rule, rules_for
 from agent_sandbox.egress.upstream import AnyUpstream, UpstreamConnection, Upstreams, said
@@ -74,7 +75,7 @@ class Exchanges:
 
     async def carry(self, asking: Requester, origin: Origin, flow: Flow) -> None:
         """Carry one request. The answer is complete afterwards, unless this raises: then the client's connection is to be broken."""
-        request = flow.begin(RequestRecord(asking.head.method[:20].decode("ascii")))
+        request = flow.begin(RequestRecord(method_of(asking.head, searched=False)))
         try:
             self.budgets.request(origin.name)
             passage = self.customs.admit(origin, asking.head)
@@ -82,13 +83,12 @@ class Exchanges:
             await self.refuse(asking, flow, request, FlowRefused(429, str(error)))
             return
         except FlowRefused as error:
-            if not error.withheld:
-                request.name_path(asking.head.target)
-            await self.refuse(asking, flow, request, error)
+            await self.refuse(asking, flow, request, self._told(asking.head, request, error))
             return
         except Exception as error:  # what could not be judged or searched has not been cleared
             await self.refuse(asking, flow, request, _broken(error))
             return
+        request.method = method_of(asking.head, searched=True)
         if not passage.notes:
             request.name_path(passage.judged.target)
         if passage.intent:
@@ -113,6 +113,17 @@ class Exchanges:
             flow.secrets += [name for name in passage.secrets if name not in flow.secrets]
             if self.tell is not None:
                 await self.tell(exchange.facts())
+
+    def _told(self, head: RequestHead, request: RequestRecord, why: FlowRefused) -> FlowRefused:
+        """Record a request that was refused before it was searched, and return the refusal, both without found data."""
+        clears = self.customs.inspection.clears
+        if not why.withheld:
+            if not clears(str(why).encode()):
+                why = FlowRefused(why.status, "the request was refused; why is withheld, because it holds data that must not leave")
+            if clears(head.method, head.target.partition(b"?")[0]):
+                request.method = method_of(head, searched=True)
+                request.name_path(head.target)
+        return why
 
     async def refuse(self, asking: Requester, flow: Flow, request: RequestRecord, why: FlowRefused) -> None:
         """Answer a request with a refusal. Raises OSError if its answer has begun."""
@@ -408,6 +419,11 @@ class _Exchange:
         self.request.sent += sent
         self.request.received += received
         self.shared.budgets.count(self.origin.name, sent=sent, received=received)
+
+
+def method_of(head: RequestHead, *, searched: bool) -> str:
+    """Return the method of a request for a record. It may be any word, so one that was not searched is only named if it is usual."""
+    return head.method[:20].decode("ascii") if searched or head.method in USUAL_METHODS else "(withheld)"
 
 
 def _broken(error: Exception) -> FlowRefused:

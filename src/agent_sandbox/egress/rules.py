@@ -105,14 +105,15 @@ def judge_request(rules: NetworkRules, origin: Origin, head: RequestHead) -> Jud
     target = head.target
     if not target.startswith(b"/") and target != b"*" and head.method != b"CONNECT":
         absolute = read_absolute(target)
-        if absolute is None or read_authority(absolute[1], 443 if absolute[0] else 80) != (origin.name, origin.port):
-            raise FlowRefused(421, f"the request is for {_shown(target)}, and its connection for {origin}")
+        whom = read_authority(absolute[1], 443 if absolute[0] else 80) if absolute else None
+        if absolute is None or whom != (origin.name, origin.port):
+            raise FlowRefused(421, f"the target of the request is for {_shown(whom)}, and its connection for {origin}")
         target = absolute[2]
     asked = (origin.name, origin.port) if hosts[0] == origin.field else read_authority(hosts[0], origin.port)
     if asked is None:
-        raise FlowRefused(400, f"the request is for {_shown(hosts[0])}, which is no host")
+        raise FlowRefused(400, "the field Host of the request names no host")
     if asked != (origin.name, origin.port):
-        raise FlowRefused(421, f"the request is for {_shown(hosts[0])}, and its connection for {origin}")
+        raise FlowRefused(421, f"the request is for {_shown(asked)}, and its connection for {origin}")
     if why := rules.refusal(origin.name, origin.port):
         raise FlowRefused(403, why)
     if head.method in (b"CONNECT", b"TRACE", b"TRACK"):
@@ -185,5 +186,6 @@ def _has_paths(rules: NetworkRules, name: str) -> bool:
     return any(rule.paths and covers((rule.host,), name) for way in rules.ways for reach in way for rule in reach.requests)
 
 
-def _shown(text: bytes) -> str:
-    return repr(text.decode("latin-1")[:100])
+def _shown(whom: tuple[str, int] | None) -> str:
+    """Return a host and port for a message. It shows nothing else of what a request says: messages are recorded."""
+    return "no host" if whom is None else f"{bracketed(whom[0])}:{whom[1]}"

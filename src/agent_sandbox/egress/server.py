@@ -22,7 +22,7 @@ from agent_sandbox.egress.client import ClientConnection, ClientRequest
 from agent_sandbox.egress.client_hello import MOST, ClientHello, NotTls, read_hello
 from agent_sandbox.egress.consent import Ask, Consent
 from agent_sandbox.egress.dlp.scanner import Search
-from agent_sandbox.egress.exchange import Exchanges, Requester, copy
+from agent_sandbox.egress.exchange import Exchanges, Requester, copy, method_of
 from agent_sandbox.egress.flows import Budgets, Flow, OverBudget, RequestRecord
 from agent_sandbox.egress.fragments import texts_of_name
 from agent_sandbox.egress.http1 import RequestHead, ResponseHead
@@ -280,7 +280,8 @@ class Egress:
         if hello is None:
             raise FlowRefused(400, "it is broken TLS: it ends in the first message")
         asked = _canonical(hello.name) if hello.name is not None else flow.name
-        opened, flow.name = flow.name, asked
+        opened = flow.name
+        self._name(flow, asked)
         flow.rule = allowing_rule(self.rules, asked)
         wrong: FlowRefused | None = None
         read = self._exchanges.replay is not None  # a record answers requests, and holds no other bytes
@@ -312,7 +313,8 @@ class Egress:
                     raise wrong
                 if origin is None:
                     origin = _origin_of(asking.head, flow.port)
-                    flow.name, flow.rule = origin.name, allowing_rule(self.rules, origin.name)
+                    self._name(flow, origin.name)
+                    flow.rule = allowing_rule(self.rules, origin.name)
                 await self._exchanges.carry(asking, origin, flow)
                 if not asking.reusable:
                     break
@@ -327,7 +329,7 @@ class Egress:
 
         async def serve(asking: StreamRequest) -> None:
             if wrong is not None:
-                await self._exchanges.refuse(asking, flow, flow.begin(RequestRecord(asking.head.method.decode())), wrong)
+                await self._exchanges.refuse(asking, flow, flow.begin(RequestRecord(method_of(asking.head, searched=False))), wrong)
             else:
                 async with self._streams:
                     await self._exchanges.carry(asking, origin, flow)
@@ -352,7 +354,9 @@ class Egress:
                 origin = _absolute_origin(head)
                 if (flow.name, flow.port) != (origin.name, origin.port):
                     flow.flush()
-                    flow.name, flow.port, flow.rule = origin.name, origin.port, allowing_rule(self.rules, origin.name)
+                    flow.port = origin.port
+                    self._name(flow, origin.name)
+                    flow.rule = allowing_rule(self.rules, origin.name)
                 await self._exchanges.carry(asking, origin, flow)
                 if not asking.reusable:
                     break
@@ -362,6 +366,12 @@ class Egress:
                 await client.refuse(why)
         await channel.close_gently(_LINGER_SECONDS, _LINGER_BYTES)
 
+    def _name(self, flow: Flow, name: str) -> None:
+        """Give the flow the name of the host that a client asks for. Raises `FlowRefused` where it holds data; then it is withheld."""
+        flow.name = "(withheld)"
+        self._check_name(name)
+        flow.name = name
+
     def _connect(self, head: RequestHead, flow: Flow) -> None:
         """Give the flow the host and port that CONNECT asks for. Raises `FlowRefused` where they may not be reached."""
         asked = read_authority(head.target, 0)
@@ -369,9 +379,8 @@ class Egress:
             raise FlowRefused(400, "CONNECT needs a host and a port")
         if [read_authority(each, asked[1]) for each in head.values(b"host")] not in ([asked], []):
             raise FlowRefused(400, "CONNECT asks for another host than its Host field")
-        flow.name, flow.port = "(withheld)", asked[1]
-        self._check_name(asked[0])
-        flow.name = asked[0]
+        flow.port = asked[1]
+        self._name(flow, asked[0])
         if why := self.rules.widest().refusal(*asked):
             raise FlowRefused(403, why)
 
