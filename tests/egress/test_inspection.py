@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
+import random
 import zlib
+from collections.abc import Callable
 
 import brotli
 import pytest
@@ -14,8 +17,12 @@ from hypothesis import strategies as st
 from agent_sandbox.egress.dlp.own_secrets import OwnSecrets
 from agent_sandbox.egress.dlp.rules import SearchRule
 from agent_sandbox.egress.dlp.scanner import Search
+from agent_sandbox.egress.http1 import RequestHead
 from agent_sandbox.egress.inspection import HELD, MOST_COMPRESSED, MOST_DECOMPRESSED, Inspection
-from agent_sandbox.egress.rules import FlowRefused
+from agent_sandbox.egress.rules import FlowRefused, Origin
+from agent_sandbox.egress.secrets import Broker
+from agent_sandbox.egress.web import Customs
+from agent_sandbox.policy.network import network_rules
 
 BLOCK = SearchRule("test-token", "a token", "tok-[0-9]{8}")
 REDACT = SearchRule("test-mail", "a mail", r"[a-z]{3,20}@[a-z]{3,20}\.test", kind="personal", action="redact")
@@ -149,3 +156,32 @@ def test_without_a_search_nothing_is_looked_at() -> None:
     assert idle.body(b"gzip", []) is None
     assert idle.stream([]) is None
     assert idle.head(TEXT, (), []) == (TEXT, ())
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, lambda data: gzip.compress(gzip.compress(data))])
+@pytest.mark.parametrize("cut", [1000, 60_000])
+def test_what_is_compressed_in_a_stream_is_searched_however_many_pieces_it_comes_in(pack: Callable[[bytes], bytes], cut: int) -> None:
+    text = base64.b85encode(random.Random(5).randbytes(150_000))
+
+    def fed(data: bytes) -> bytes:
+        stream = INSPECTION.stream([])
+        assert stream is not None
+        return b"".join(stream.feed(data[place : place + cut]) for place in range(0, len(data), cut))
+
+    with pytest.raises(FlowRefused, match="test-token"):
+        fed(pack(text + TEXT))
+    clean = pack(text + TEXT.replace(b"tok", b"tak"))
+    assert fed(clean) == clean
+
+
+def test_a_body_is_no_stream_because_it_says_that_it_is_a_call_of_grpc() -> None:
+    customs = Customs(network_rules(outbound=True), INSPECTION, Broker(()))
+    body = brotli.compress(TEXT)
+    fields = ((b"host", b"a.test"), (b"content-type", b"application/grpc"), (b"content-encoding", b"br"))
+    for length in (None, len(body)):
+        passage = customs.admit(Origin("a.test", 443, True), RequestHead(b"POST", b"/", fields, length))
+        assert not passage.flows and passage.feed(body) == b""
+        with pytest.raises(FlowRefused, match="test-token"):
+            passage.finish()
+    call = RequestHead(b"POST", b"/", fields[:2], None)
+    assert customs.admit(Origin("a.test", 443, True), call).flows, "the control arm"

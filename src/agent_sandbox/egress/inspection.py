@@ -14,8 +14,9 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from agent_sandbox.egress.dlp.compression import Allowance, Carver, Overfull
 from agent_sandbox.egress.dlp.own_secrets import OwnSecrets
-from agent_sandbox.egress.dlp.scanner import Finding, Scanner, Search
+from agent_sandbox.egress.dlp.scanner import DEEPEST, Finding, Scanner, Search
 from agent_sandbox.egress.fragments import Fragments
 from agent_sandbox.egress.http1 import BodyReader, Fields, MalformedHttp, ReaderMark
 from agent_sandbox.egress.rules import FlowRefused
@@ -264,18 +265,35 @@ class StreamInspection:
     """The inspection of an opaque stream, which cannot be held: each piece goes on once it has been searched with what came before it.
 
     A secret in two pieces is found with the second, and the first has gone on by then. Nothing is replaced: what would be is refused.
+    What is compressed in it is decompressed as it arrives, however many pieces it comes in.
     """
 
     def __init__(self, searches: tuple[Search, ...], notes: list[str]) -> None:
-        self._searches, self._notes, self._tail = searches, notes, b""
+        self._searches, self._notes = searches, notes
+        self._allowance = Allowance()
+        self._carvers = [Carver(self._allowance) for _ in range(DEEPEST)]  # of the stream, of what is compressed in it, and so on
+        self._tails = [b""] * (DEEPEST + 1)
 
     def feed(self, piece: bytes) -> bytes:
         """Return the piece. Raises `FlowRefused`."""
-        text = self._tail + piece
+        self._allowance.earn(len(piece))
+        self._look(0, piece)
+        text = piece
+        for depth, carver in enumerate(self._carvers, 1):
+            try:
+                text = b"".join(carver.feed(text))
+            except Overfull:
+                raise FlowRefused(403, "the stream holds compressed data that cannot be searched", withheld=True) from None
+            if not text:
+                break
+            self._look(depth, text)
+        return piece
+
+    def _look(self, depth: int, piece: bytes) -> None:
+        text = self._tails[depth] + piece
         if judge([finding for search in self._searches for finding in _all(search, text)], "the stream", self._notes, held=False):
             raise FlowRefused(403, "the stream holds data that must not leave")
-        self._tail = text[-_STREAM_TAIL:]
-        return piece
+        self._tails[depth] = text[-_STREAM_TAIL:]
 
     def finish(self) -> bytes:
         """Return nothing: everything has gone on."""

@@ -93,7 +93,7 @@ class Passage:
         inspection = self.customs.inspection
         self._searched: Inspected | None = None
         if self.asked.length != 0:
-            self._searched = inspection.stream(self.notes) if _is_grpc(self.asked) else inspection.body(coding, self.notes)
+            self._searched = inspection.stream(self.notes) if self._streams else inspection.body(coding, self.notes)
         self._scrubber = broker.scrubber(self.origin.name) if broker.secrets else None
         self._most = HELD
         self._sample = bytearray()  # of the body: all of a short one, the beginning and the end of a long one
@@ -199,7 +199,13 @@ class Passage:
     @property
     def flows(self) -> bool:
         """Whether both bodies flow at the same time, so that the request's cannot be held: so it is with gRPC."""
-        return self._whole is None and self.asked.length is None and _is_grpc(self.asked)
+        return self._whole is None and self._streams
+
+    @property
+    def _streams(self) -> bool:
+        """Whether the request is a call of gRPC: it gives no length, and compresses messages, not the whole body."""
+        coded = any(value.strip().lower() not in (b"", b"identity") for value in self.asked.values(b"content-encoding"))
+        return self.asked.length is None and _is_grpc(self.asked) and not coded
 
     def trailers(self, fields: Fields) -> Fields:
         """Return the trailers of a response as they go back."""

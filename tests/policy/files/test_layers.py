@@ -25,7 +25,9 @@ PATHS = ["/", "/data", "/data/a", "/data/a/b.json", "/home/u", "/home/u/.ssh", "
 PROGRAMS = ["git", "python3", "bash", "rm", "cat"]
 
 patterns = st.lists(
-    st.sampled_from(["/", "/data", "/data/*", "/data/a", "/data/.git", "~", "~/*", "/data/*.json", "**/*.json", "/srv"]), max_size=2, unique=True
+    st.sampled_from(["/", "/data", "/data/*", "/data/a", "/data/.git", "~", "~/*", "/data/*.json", "**/*.json", "/srv"]),
+    max_size=2,
+    unique=True,
 )
 names = st.lists(st.sampled_from([*PROGRAMS, "python*", "*"]), max_size=3, unique=True)
 

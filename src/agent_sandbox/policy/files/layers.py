@@ -14,7 +14,19 @@ from agent_sandbox.policy.files.presets import preset
 from agent_sandbox.policy.files.settings import BY_KEY, Shape
 from agent_sandbox.policy.hosts import covers as covers_host
 from agent_sandbox.policy.image_names import canonical_image
-from agent_sandbox.policy.model import EVERYWHERE, MIB, OFFLINE, AskRules, FileRules, Guarantee, Limits, Policy, implied, is_hidden, with_network
+from agent_sandbox.policy.model import (
+    EVERYWHERE,
+    MIB,
+    OFFLINE,
+    AskRules,
+    FileRules,
+    Guarantee,
+    Limits,
+    Policy,
+    implied,
+    is_hidden,
+    with_network,
+)
 from agent_sandbox.policy.network import NetworkRules, canonical_entry, network_rules, read_request, split_port
 from agent_sandbox.policy.network_presets import HostList, opaque_of
 from agent_sandbox.policy.network_presets import preset as preset_hosts
