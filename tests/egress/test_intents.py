@@ -249,6 +249,35 @@ def test_the_rest_of_a_body_does_not_leave_once_the_intent_is_over() -> None:
     run(test())
 
 
+def test_the_rest_of_a_body_does_not_leave_once_the_time_of_the_requests_own_intent_is_over() -> None:
+    async def test() -> None:
+        for seconds, passes in ((0.2, False), (60, True)):
+            beyond, arrived = Beyond(), asyncio.Event()
+
+            async def serve(
+                reader: asyncio.StreamReader, writer: asyncio.StreamWriter, beyond: Beyond = beyond, arrived: asyncio.Event = arrived
+            ) -> None:
+                while piece := await reader.read(65536):
+                    beyond.received.append(bytearray(piece))
+                    arrived.set()
+                    if beyond.all.endswith(CANARY):
+                        writer.write(OK)
+
+            own = rules(NetworkIntent("send", hosts=["web.test"], seconds=seconds))
+            async with door(own, serve) as opened:
+                reader, writer = await opened.open_tls("web.test")
+                writer.write(request(f"{FIELD}: send", method="POST", body=b"first" + CANARY)[: -len(CANARY)])
+                await arrived.wait()
+                await asyncio.sleep(0.4)
+                writer.write(CANARY)
+                answer = await reader.read()
+                writer.transport.abort()
+            assert (CANARY in beyond.all) is passes and answer.startswith(PASSED) is passes, answer
+            assert passes or (b" 403 " in answer and b"'send' has expired" in answer)
+
+    run(test())
+
+
 def test_names_of_every_intent_have_an_address_of_ours_and_no_resolver_is_asked() -> None:
     async def test() -> None:
         async with door(rules(READ, OTHER, declared="other")) as opened:

@@ -22,7 +22,7 @@ from agent_sandbox.egress.recorder import AskedRequest, ExchangeRecorder, Record
 from agent_sandbox.egress.rules import FlowRefused, Origin, allowing_rule, rules_for
 from agent_sandbox.egress.upstream import AnyUpstream, UpstreamConnection, Upstreams, said
 from agent_sandbox.egress.web import Customs, Passage, refusal_response
-from agent_sandbox.policy.intents import canonical_intent
+from agent_sandbox.policy.intents import canonical_intent, known_intent
 from agent_sandbox.policy.network import only_reads
 
 LONGEST_PATH = 4000  # of a path that is told
@@ -91,9 +91,13 @@ class Exchanges:
         request.method = method_of(asking.head, searched=True)
         if not passage.notes:
             request.name_path(passage.judged.target)
+        limit = None
         if passage.intent:
             request.intent = canonical_intent(passage.intent)
             flow.rule = flow.rule or allowing_rule(rules_for(passage.rules, passage.intent), origin.name)
+            why = f"the intent {request.intent!r} has expired"
+            seconds = known_intent(passage.rules, passage.intent).seconds
+            limit = asyncio.get_running_loop().call_later(seconds, partial(setattr, passage, "lapsed", why))
         exchange = _Exchange(self, asking, origin, flow, request, passage)
         try:
             await exchange.run()
@@ -109,6 +113,8 @@ class Exchanges:
         except Exception as error:
             await self.refuse(asking, flow, request, _broken(error))
         finally:
+            if limit is not None:
+                limit.cancel()
             flow.findings += [note for note in passage.notes if note not in flow.findings]
             flow.secrets += [name for name in passage.secrets if name not in flow.secrets]
             if self.tell is not None:

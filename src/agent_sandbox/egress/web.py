@@ -81,6 +81,7 @@ class Passage:
     intent: str  # that the request declared for itself
     written: bytes  # the target as the program wrote it, as a path with its query
     signing: Signing | None = None
+    lapsed: str = ""  # why the intent that it declared holds no more
     still: Callable[[], Awaitable[str]] | None = None  # says why the request may not go on, where its approval can be taken back
     _scrubber: Scrubber | None = field(init=False)
     _answered: set[str] = field(init=False, default_factory=set)
@@ -104,7 +105,9 @@ class Passage:
             self._whole, self._most = bytearray(), MOST_HASHED
 
     def check_rules(self, rules: NetworkRules) -> None:
-        """Raise `FlowRefused` if the request may no longer be sent under rules that came into force after it was admitted."""
+        """Raise `FlowRefused` if the request may no longer be sent: its intent is over, or rules that came into force since forbid it."""
+        if self.lapsed:
+            raise FlowRefused(403, self.lapsed)
         if rules is not self.rules:
             judge_request(rules_for(rules, self.intent), self.origin, self.asked)
             self.rules = rules
