@@ -35,6 +35,7 @@ class Told:
         (request(f"PATCH /{CANARY}"), False),
         (request(f"DELETE /{CANARY}"), False),
         (request(f"PROPFIND /{CANARY}"), False),
+        (request(f"GET /{CANARY}", "X-HTTP-Method-Override: DELETE"), False),
         (request(f"GET /{CANARY}", "Upgrade: websocket").replace(b"Connection: close", b"Connection: close, upgrade"), False),
     ],
 )

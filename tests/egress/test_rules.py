@@ -124,6 +124,22 @@ def test_a_request_that_may_leave_does(data: bytes, origin: Origin) -> None:
     assert isinstance(pass_on(data, origin), bytes)
 
 
+@pytest.mark.parametrize("field", ["X-HTTP-Method-Override", "x-http-method", "X_Method_Override"])
+def test_a_method_in_a_field_is_judged_like_that_of_the_request(field: str) -> None:
+    asked = f"POST /v1/x HTTP/1.1\r\nHost: api.test\r\n{field}: %s\r\n\r\n"
+    for method in ("DELETE", " delete", "GET, DELETE", "x" * 100):
+        assert pass_on((asked % method).encode(), API) == 403
+    assert isinstance(pass_on((asked % "get").encode(), API), bytes), "a permitted one passes"
+    assert isinstance(pass_on((asked % "DELETE").replace("api.test", "web.test").encode()), bytes), "so does any where all are"
+
+
+@pytest.mark.parametrize("field", ["X-Original-URL", "X_Rewrite_Url"])
+def test_a_path_in_a_field_is_refused_where_paths_are_judged(field: str) -> None:
+    asked = f"GET /v1/x HTTP/1.1\r\nHost: api.test\r\n{field}: /admin\r\n\r\n"
+    assert pass_on(asked.encode(), API) == 400
+    assert isinstance(pass_on(asked.replace("api.test", "web.test").encode()), bytes), "the control arm: no path is judged there"
+
+
 def test_a_refusal_names_the_line_that_would_allow_it() -> None:
     head = RequestHead(b"GET", b"/", ((b"host", b"other.test"),))
     with pytest.raises(FlowRefused, match=r"the policy does not allow other\.test; --network other\.test would"):

@@ -107,6 +107,14 @@ def test_a_value_goes_only_into_requests_with_its_methods_and_paths(method: byte
     assert "GET, HEAD below /simple/ and /files/ of api.test alone" in str(refused.value)
 
 
+@pytest.mark.parametrize("field", [(b"x-http-method-override", b"DELETE"), (b"x-original-url", b"/api"), (b"x_rewrite_url", b"/api")])
+def test_a_limited_value_goes_into_no_request_that_a_server_may_take_for_another(field: tuple[bytes, bytes]) -> None:
+    fields = ((b"host", b"api.test"), (b"authorization", f"Bearer {HOLDER}".encode()), field)
+    with pytest.raises(FlowRefused, match="GET, HEAD below /simple/"):
+        customs(LIMITED).admit(BOUND, RequestHead(b"GET", b"/simple/", fields))
+    assert VALUE.encode() in customs(LIMITED).admit(BOUND, RequestHead(b"GET", b"/simple/", fields[:2])).onward(0), "the control arm"
+
+
 def test_a_limited_secret_leaves_other_requests_of_its_host_alone() -> None:
     head = RequestHead(b"GET", b"/api", ((b"host", b"api.test"), (b"authorization", b"Bearer own")))
     assert b"Bearer own" in customs(LIMITED).admit(BOUND, head).onward(0)

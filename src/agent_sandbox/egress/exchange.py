@@ -19,7 +19,7 @@ from agent_sandbox.egress.flows import Budgets, Flow, OverBudget, RequestRecord
 from agent_sandbox.egress.http1 import Fields, MalformedHttp, RequestHead, ResponseHead
 from agent_sandbox.egress.inspection import USUAL_METHODS
 from agent_sandbox.egress.recorder import AskedRequest, ExchangeRecorder, RecordedAnswers, Recording
-from agent_sandbox.egress.rules import FlowRefused, Origin, allowing_rule, rules_for
+from agent_sandbox.egress.rules import FlowRefused, Origin, allowing_rule, overriding, rules_for
 from agent_sandbox.egress.upstream import AnyUpstream, UpstreamConnection, Upstreams, said
 from agent_sandbox.egress.web import Customs, Passage, refusal_response
 from agent_sandbox.policy.intents import canonical_intent, known_intent
@@ -162,7 +162,9 @@ class _Exchange:
         if self.shared.replay is not None:
             await self._answer_from(self.shared.replay)
             return
-        if self.shared.hold and (passage.judged.websocket or not only_reads(*self._said)):
+        path = self._said[1]
+        methods = (self._said[0], *overriding(self.asking.head.fields))
+        if self.shared.hold and (passage.judged.websocket or not all(only_reads(each, path) for each in methods)):
             await self._read_all()
             raise FlowRefused(403, f"a simulation does not send {self._said[0]}, which may change something at {self.origin}; --send would")
         await self._ask_for_host()

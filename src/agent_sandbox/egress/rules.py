@@ -21,6 +21,9 @@ _HOP_BY_HOP = frozenset(
     b"expect http2-settings alt-svc alt-used host".split()
 ) | {_INTENT}
 _LOOKALIKES = (b"transfer_encoding", b"content_length")  # gateways such as CGI take an underscore for a hyphen
+_OVERRIDES = frozenset((b"x-http-method-override", b"x-http-method", b"x-method-override"))  # fields that many servers take for the method
+_LONGEST_METHOD = 32
+_REWRITES = frozenset((b"x-original-url", b"x-rewrite-url"))  # and for the path
 _NEEDED = frozenset((b"host", b"authorization", b"cookie", b"content-type", b"content-encoding"))  # no client may have these dropped
 
 
@@ -121,14 +124,31 @@ def judge_request(rules: NetworkRules, origin: Origin, head: RequestHead) -> Jud
     path = target.partition(b"?")[0].decode("ascii")
     if b"#" in target:
         raise FlowRefused(400, "the target of the request holds a fragment")
-    if (why := ambiguity(path)) and _has_paths(rules, origin.name):
+    if (why := ambiguity(path) or rewriting(head.fields)) and _has_paths(rules, origin.name):
         raise FlowRefused(400, why)
-    if why := rules.request_objection(origin.name, head.method.decode("ascii"), path, origin.port):
-        raise FlowRefused(403, why)
+    for method in (head.method.decode("ascii"), *overriding(head.fields)):
+        if why := rules.request_objection(origin.name, method, path, origin.port):
+            raise FlowRefused(403, why)
     named = {token.strip().lower() for value in head.values(b"connection") for token in value.split(b",")} - _NEEDED
     fields = tuple(each for each in head.fields if each[0] not in _HOP_BY_HOP and each[0] not in named)
     websocket = head.minor == 1 and b"upgrade" in named and [value.lower() for value in head.values(b"upgrade")] == [b"websocket"]
     return Judged(head.method, target, ((b"host", origin.field), *fields), websocket)
+
+
+def overriding(fields: Fields) -> list[str]:
+    """Return the methods that fields of a request name, and that some servers take in the place of its own; `?` for what is none."""
+    values = [value.strip().upper() for key, value in fields if _plain(key) in _OVERRIDES]
+    return [value.decode("ascii") if value.isalpha() and len(value) <= _LONGEST_METHOD else "?" for value in values]
+
+
+def rewriting(fields: Fields) -> str:
+    """Return why some servers take another path than that of the request; empty if none does."""
+    return next((f"the field {key.decode()} is the path for some servers" for key, _ in fields if _plain(key) in _REWRITES), "")
+
+
+def _plain(key: bytes) -> bytes:
+    """Return the name of a field as gateways such as CGI understand it, which take an underscore for a hyphen."""
+    return key.replace(b"_", b"-")
 
 
 def read_absolute(target: bytes) -> tuple[bool, bytes, bytes] | None:

@@ -21,7 +21,7 @@ from agent_sandbox.egress.aws_signature import Signing, key_of, signing_of
 from agent_sandbox.egress.dlp.own_secrets import OwnSecrets, spellings_of
 from agent_sandbox.egress.dlp.rules import SearchRule
 from agent_sandbox.egress.http1 import Fields
-from agent_sandbox.egress.rules import ambiguity
+from agent_sandbox.egress.rules import ambiguity, overriding, rewriting
 from agent_sandbox.policy.bound_secrets import AUTHORIZATION, AWS_NAMES, AWS_SECRET, BoundSecret
 from agent_sandbox.policy.hosts import covers
 
@@ -62,8 +62,9 @@ class Broker:
         """
         everything = self.bound(host)
         asked = re.sub(r"/(?:\./)+", "/", target.partition(b"?")[0].decode("ascii"))  # apt writes /./, which leads nowhere else
-        plain = not ambiguity(asked)
-        bound = tuple(each for each in everything if each.goes_with(method.decode("ascii"), asked) and (plain or not each.paths))
+        plain = not (ambiguity(asked) or rewriting(fields))
+        methods = (method.decode("ascii"), *overriding(fields))
+        bound = tuple(each for each in everything if all(each.goes_with(asks, asked) for asks in methods) and (plain or not each.paths))
         for each in everything:
             if each not in bound and any(key == each.header and _with_value(value, each, "") is not None for key, value in fields):
                 raise ValueError(f"the secret {each.name} goes into {each.scope} of {host} alone")
