@@ -59,6 +59,15 @@ def test_a_failure_on_the_way_is_said_and_leaves_nothing_open(tmp_path: Path, mo
     assert report.intact and report.complete and len(files(ledger.path)) == 2
 
 
+def test_a_new_file_begins_with_a_whole_entry_also_if_the_kernel_takes_it_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger, write = nearly_full(tmp_path / "ledger.jsonl"), os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:50]))
+    ledger.record(intent())
+    monkeypatch.undo()
+    report = examine(ledger.path, evidence(ledger.keys))
+    assert len(files(ledger.path)) == 2 and report.intact and report.complete and not report.torn
+
+
 def test_a_closed_file_of_another_ledger_is_not_written_over(tmp_path: Path) -> None:
     ledger = nearly_full(tmp_path / "ledger.jsonl")
     (tmp_path / "ledger.closed").mkdir()

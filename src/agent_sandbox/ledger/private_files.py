@@ -55,12 +55,19 @@ def read_private(path: str, most: int) -> bytes:
         os.close(descriptor)
 
 
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write all of the data, which the kernel may take in several parts. Raises OSError."""
+    written = os.write(descriptor, data)
+    while written < len(data):
+        written += os.write(descriptor, data[written:])
+
+
 def write_once(path: str, content: bytes) -> None:
     """Make a private file with this content, atomically, unless it exists. Raises OSError."""
     new = f"{path}.{os.urandom(8).hex()}.new"  # threads and processes may race
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        os.write(descriptor, content)
+        write_all(descriptor, content)
         os.fsync(descriptor)
         with suppress(FileExistsError):  # another thread or process was first, and its file counts
             os.link(new, path)

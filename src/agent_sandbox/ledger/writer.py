@@ -26,7 +26,7 @@ from agent_sandbox.ledger import chain, private_files
 from agent_sandbox.ledger.chain import Head, closed_directory, closed_name, find_head, first_sequence, kept, torn_at
 from agent_sandbox.ledger.encoding import encode, put_in_place, spell
 from agent_sandbox.ledger.event import Checkpoint, Entry, Event, Gap, Intent, OutcomeEvent, Rotated
-from agent_sandbox.ledger.private_files import ANCHOR, make_private, missing_entries, sync_directory
+from agent_sandbox.ledger.private_files import ANCHOR, make_private, missing_entries, sync_directory, write_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -270,7 +270,7 @@ class Ledger:
             lines.append(line)
             previous = digest
         text = b"".join(lines)
-        _write_all(descriptor, text)
+        write_all(descriptor, text)
         self._settle(descriptor, file, size + len(text), sequence, previous, mark, lasting, held, is_new=not size)
         return entries[len(before) :] if before else entries
 
@@ -327,12 +327,6 @@ def _lock(descriptor: int) -> None:
             if now >= give_up:
                 break
     fcntl.flock(descriptor, fcntl.LOCK_EX)
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    written = os.write(descriptor, data)
-    while written < len(data):
-        written += os.write(descriptor, data[written:])
 
 
 def _ends_with(descriptor: int, size: int, mark: str) -> bool:
@@ -447,7 +441,7 @@ def rotate(path: str, descriptor: int, head: Head, now: float, seal: Seal, *, ke
     new = os.open(f"{path}.new", _REPLACE, 0o600)
     try:
         fcntl.flock(new, fcntl.LOCK_EX)  # before it has its name
-        os.write(new, line)
+        write_all(new, line)
         os.fsync(new)
         os.rename(f"{path}.new", path)
         sync_directory(closed_directory(path))

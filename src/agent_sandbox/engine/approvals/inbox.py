@@ -26,7 +26,7 @@ from agent_sandbox.engine.approvals.question import Answer, Decision, Question, 
 from agent_sandbox.engine.gate import EntryWriter, Granted, Refused
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.ledger.event import Noted
-from agent_sandbox.ledger.private_files import hex_names, is_hex, make_private, size_of, sync_directory, write_once
+from agent_sandbox.ledger.private_files import hex_names, is_hex, make_private, size_of, sync_directory, write_all, write_once
 from agent_sandbox.policy.approval_rules import Word
 from agent_sandbox.policy.model import ANOTHER_USER, SECOND_FACTOR
 
@@ -342,7 +342,7 @@ def _write_answer(place: str, content: bytes, asker: int) -> None:
         new = f"{_ANSWER}.{os.urandom(8).hex()}.new"
         file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
         try:
-            os.write(file, content)
+            write_all(file, content)
             os.fchmod(file, 0o644)
             os.fsync(file)
             os.link(new, _ANSWER, src_dir_fd=directory, dst_dir_fd=directory)
