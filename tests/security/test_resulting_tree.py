@@ -13,6 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from agent_sandbox.policy.model import FileRules
+from agent_sandbox.policy.paths import parse
 from agent_sandbox.policy.secrets import Mask
 from agent_sandbox.workspace.promotion import inspect
 from agent_sandbox.workspace.promotion.inspect import Protection, TreeContext, judge_changes, look_at
@@ -416,6 +417,24 @@ def test_a_link_to_a_hidden_file_needs_its_own_yes(number: int, tmp_path: Path, 
     assert (project / "public/c.txt").read_text() == (project / "chain").read_text() == (project / "real").read_text() == "canary\n"
     edited.close()
     tell(f"{len(wanted)} links held, {len(PLAIN_LINKS)} pass", control="approved, whoever follows them reads the secret")
+
+
+def test_a_link_to_a_directory_in_which_a_pattern_hides_a_file_needs_its_own_yes(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+
+    def make(tree: Path) -> None:
+        for name in ("data/deep/a.key", "data/b.txt", "src/app.py"):
+            write(tree / name, "canary\n")
+
+    def edit(tree: Path) -> None:
+        for name, target in {"one": "data", "two": "data/deep", "file": "data/deep/a.key", "plain": "src", "text": "data/b.txt"}.items():
+            _link(target, tree / name)
+
+    edited = Edited(tmp_path, make, edit)
+    around = TreeContext.of(str(project), FileRules(denied=(parse(f"{project}/data/**/*.key"),)))
+    assert {path for path, classes in kinds(edited, around).items() if "links-to-secrets" in classes} == {"one", "two", "file"}
+    assert not any("links-to-secrets" in classes for classes in kinds(edited).values()), "the control arm: nothing is hidden"
+    edited.close()
 
 
 MANIFESTS: dict[str, tuple[str, str, str]] = {

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass, field, replace
-from agent_sandbox.policy.paths import Beneath, Tree, ancestors, contains
+from agent_sandbox.policy.paths import Beneath, Glob, Tree, ancestors, contains, matches
 from agent_sandbox.workspace import beneath
 from agent_sandbox.workspace.aliases import LinkedNames, is_link
 from agent_sandbox.workspace.beneath import walk
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _LARGEST_TEXT = 1 << 20  # bytes, where the text of a file decides; a larger file counts as protected whatever its text
 MOST_ENTRIES = 1_000_000  # of the project, which is searched for links
+_MOST_BELOW_A_LINK = 100_000  # entries of a directory that a link leads to, where patterns hide some
 _RECENT_NS = 2_000_000_000
 _NONE: frozenset[str] = frozenset()
 _NEW_DEPENDENCY = frozenset({DEPENDENCY})
@@ -112,12 +113,14 @@ class TreeContext:
     home: str = ""
     hidden: Callable[[str], bool] = lambda path: False  # whether a path is hidden, or lies in a hidden directory
     masks: tuple[str, ...] = ()  # hidden paths
+    patterns: tuple[Glob, ...] = ()  # of further hidden paths
 
     @classmethod
     def of(cls, project: str, files: FileRules, home: str = "") -> TreeContext:
         """Return the context of a project, with the paths that these file rules hide."""
         denied = [pattern.path for pattern in files.denied if isinstance(pattern, Tree | Beneath)]
-        return cls(project, home, files.bars, (*(mask.path for mask in files.masks), *denied))
+        patterns = tuple(pattern for pattern in files.denied if isinstance(pattern, Glob))
+        return cls(project, home, files.bars, (*(mask.path for mask in files.masks), *denied), patterns)
 
 
 @dataclass(frozen=True)
@@ -231,6 +234,7 @@ class _HiddenFiles:
         self._hidden = around.hidden
         self._known: dict[str, bool] = {}
         self._real_masks = tuple(mask for mask in around.masks if os.path.lexists(mask))
+        self._patterns = around.patterns
 
     def classes(self, change: Change) -> frozenset[str]:
         """Return the protected class of secrets if a changed link, or a link that leads through it, ends at or above a hidden file."""
@@ -244,8 +248,22 @@ class _HiddenFiles:
         if link not in self._known:
             end = self._linked.follow(link)
             reached = [path for path in (end.path, end.outside) if path]
-            self._known[link] = any(self._hidden(path) or any(contains(path, mask) for mask in self._real_masks) for path in reached)
+            self._known[link] = any(
+                self._hidden(path) or any(contains(path, mask) for mask in self._real_masks) or self._holds_match(path) for path in reached
+            )
         return self._known[link]
+
+    def _holds_match(self, directory: str) -> bool:
+        """Return whether a pattern hides a real entry in a directory, or too many entries are there to tell."""
+        near = [each for each in self._patterns if contains(directory, each.directory) or contains(each.directory, directory)]
+        count = 0
+        for above, directories, files in os.walk(directory) if near else ():
+            count += len(directories) + len(files)
+            if count > _MOST_BELOW_A_LINK:
+                return True
+            if any(matches(each, os.path.join(above, name)) for each in near for name in (*directories, *files)):
+                return True
+        return False
 
 
 class NewTree:
