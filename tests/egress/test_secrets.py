@@ -219,6 +219,14 @@ def test_the_value_is_taken_out_of_the_fields_of_an_answer() -> None:
     assert back.reason == HOLDER.encode()
 
 
+def test_a_field_of_an_answer_with_the_value_in_its_name_is_left_out() -> None:
+    name = b"x-" + VALUE.encode().hex().encode()
+    passage = admit(secret())
+    assert passage.response(ResponseHead(200, ((name, b"a"), (b"x-b", b"c")), 0)).fields == ((b"x-b", b"c"),)
+    assert passage.trailers(((name, b"a"), (b"x-b", b"c"))) == ((b"x-b", b"c"),)
+    assert admit(secret(), origin=OTHER).trailers(((name, b"a"),)) == ((name, b"a"),), "the control arm"
+
+
 WRITTEN = {
     "plain": VALUE.encode(),
     "quoted": quote(VALUE, safe="").encode(),

@@ -232,6 +232,7 @@ class _Spellings:
         self.beginnings = frozenset(each[:length] for each in found for length in range(1, len(each)))
         self.first = frozenset(each[0] for each in found)
         self.longest = max(map(len, found))
+        self.lowered = frozenset(each.lower() for each in found)  # as the names of fields are read
 
     @cached_property
     def sought(self) -> OwnSecrets:
@@ -278,6 +279,10 @@ class Scrubber:
     def clean(self, text: bytes) -> bytes:
         """Return a text without values."""
         return self._spellings.pattern.sub(lambda found: self._spellings.replacements[found[0]], text)
+
+    def fields(self, fields: Fields) -> Fields:
+        """Return fields without values. One that has a value in its name is left out: no placeholder could stand for it."""
+        return tuple((key, self.clean(value)) for key, value in fields if not any(each in key for each in self._spellings.lowered))
 
     def _pending(self, text: bytes, place: int) -> int:
         """Return where the first beginning of a value stands that the end of the text cuts off; else the end."""

@@ -182,7 +182,7 @@ class Passage:
                 raise FlowRefused(
                     502, f"{self.origin} answered in a coding that was not asked for, and the secrets in it cannot be taken out"
                 )
-            fields = tuple((key, self._scrubber.clean(value)) for key, value in fields)
+            fields = self._scrubber.fields(fields)
             reason = self._scrubber.clean(reason)
             length = length if length == 0 else None
         if length == 0 and (told := head.values(b"content-length")) and self._scrubber is None:
@@ -213,7 +213,7 @@ class Passage:
     def trailers(self, fields: Fields) -> Fields:
         """Return the trailers of a response as they go back."""
         kept = tuple(each for each in fields if each[0] not in _NOT_BACK)
-        return tuple((key, self._scrubber.clean(value)) for key, value in kept) if self._scrubber is not None else kept
+        return self._scrubber.fields(kept) if self._scrubber is not None else kept
 
     def received(self) -> bytes:
         """Return the rest of the response's body."""
