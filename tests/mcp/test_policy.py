@@ -80,6 +80,31 @@ def test_more_is_asked_of_a_person_and_holds_for_a_time(place: Place) -> None:
     converse(place, talk, mode=MODERN, user=user)  # type: ignore[arg-type]
 
 
+def test_a_python_session_ends_with_the_elevation_that_it_began_under(place: Place) -> None:
+    (place.project / "hidden.txt").write_text("canary\n")
+    look = "print(open('hidden.txt').read())"
+
+    async def looked_on(model: Model, seconds: float) -> types.CallToolResult:
+        """Look at the file for longer than the elevation lasts, in a session that begins under it."""
+        await model.done("request", paths=["hidden.txt"], reason="to look", minutes=seconds / 60)
+        await model("python", code=look)  # the session that began without it has ended
+        return await model("python", code=f"import time\n{look}\ntime.sleep({seconds + 5})\n{look}", timeout_seconds=600)
+
+    async def talk(model: Model) -> None:
+        assert "canary" not in text_of(await model("python", code=look))  # the control
+        seconds, turn = 1.0, None
+        while turn is None or "canary" not in text_of(turn):  # on a busy machine it is over before the session begins
+            seconds *= 2
+            turn = await looked_on(model, seconds)
+        assert text_of(turn).count("canary") == 1 and turn.structured_content["ended"]
+        assert "canary" not in text_of(await model("python", code=look))
+        await model.done("request", paths=["hidden.txt"], reason="to look again", minutes=10)
+        await model("python", code=look)
+        assert "canary" in text_of(await model("python", code=look))  # a session under another elevation begins
+
+    converse(place, talk, "--deny", str(place.project / "hidden.txt"), user=yes)
+
+
 def test_a_host_that_is_asked_about_opens_with_the_answer(place: Place) -> None:
     """Nobody has this name, so a request that is let through fails; but the policy does not refuse it."""
     reach = {"command": "curl -sS -m 60 http://nobody.invalid/"}

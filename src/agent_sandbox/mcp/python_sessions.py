@@ -1,6 +1,7 @@
 """Python sessions of the server: interpreters with a timeline, under the policy of the server and without a network.
 
-A session sees the project as it really is. Its files lie in the session: they are part of its states, and go when it ends.
+A session sees the project as it really is. Its files lie in the session: they are part of its states, and go when it ends. One that began
+under an elevation ends with it.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ class ServedSandbox(Sandbox):
         self._workspace, self._policy = workspace, workspace.policy_of_sessions()
         self._made = False
         seconds = self._policy.limits.wall_seconds
+        left = workspace.elevated_seconds()
+        if left is not None and left <= 0:
+            raise SandboxError("the elevation expired before the session could start", hint="ask again for what it needs")
         config = SandboxConfig(
             allow_file_read=True,
             allow_file_write=True,
@@ -40,6 +44,7 @@ class ServedSandbox(Sandbox):
             validate_code=False,
             enable_audit=False,
             timeout_seconds=seconds,
+            lifetime_seconds=left,
         )
         super().__init__(config)
         self._most_seconds = seconds
@@ -91,6 +96,8 @@ class PythonSessions:
             known.close()
             known = None
         if known is None and begin and number == 0:
+            if not self._sessions:
+                self.close()  # the sandbox of an earlier session may have ended with its elevation
             if self._sandbox is None:
                 self._sandbox = ServedSandbox(self._workspace)
             known = self._sessions[0] = self._sandbox.session(timeline=True)

@@ -254,6 +254,10 @@ class ServedWorkspace(Workspace):
         shown = from_mapping({"files": {"allowed": [self.project, *filter(os.path.isdir, _SHOWN)]}}, origin="python")
         return narrowed(Effective(policy), shown, home=here().host.home).policy
 
+    def elevated_seconds(self) -> float | None:
+        """Return the seconds until the policy that was last returned loses an elevation; None if it has none."""
+        return None if self._left is None else self._left()
+
     def _changeable(self) -> NetworkChanges:
         if self._changes is None:
             raise PolicyError("this sandbox has no network", hint="the user can start the server with --network HOST")
