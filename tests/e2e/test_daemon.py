@@ -92,6 +92,21 @@ def test_what_it_performs_is_what_the_caller_would_have_performed(served: Shell)
             assert (by_daemon.stdout, by_daemon.stderr) == (by_itself.stdout, by_itself.stderr), line
 
 
+@pytest.mark.once
+def test_the_times_that_it_tells_and_understands_are_those_of_the_callers_zone(served: Shell) -> None:
+    assert served("run", "--throw-away", "true").returncode == 0
+    told = set()
+    for zone in ("ONE-9", "TWO+8"):
+        there = Shell(served.cwd, {**served.env, "TZ": zone})
+        told.add(now := there("log", "--no-pager").stdout)
+        assert now == alone(there)("log", "--no-pager").stdout
+        written = now.decode().split(maxsplit=3)[1:3]
+        since = ("log", "--no-pager", "--since", "T".join(written))
+        assert there(*since).stdout == alone(there)(*since).stdout == now
+    assert len(told) == 2, "the control arm: the zones differ"
+    assert counts(served)["performed"] == 5
+
+
 def test_what_is_kept_is_kept_in_the_same_sandbox(served: Shell) -> None:
     assert served("run", "echo 1 >kept").returncode == 0
     assert alone(served)("run", "cat kept; echo 2 >>kept").stdout == b"1\n"

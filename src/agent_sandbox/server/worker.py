@@ -18,6 +18,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from contextlib import suppress
 from typing import NoReturn
 
@@ -135,6 +136,7 @@ def _become(descriptors: list[int], line: list[bytes], environment: list[tuple[b
     for name in set(os.environb):
         del os.environb[name]
     os.environb.update(environment)
+    time.tzset()  # the rehearsal has read the time zone of the daemon
     sys.argv[1:] = [os.fsdecode(word) for word in line]
     sys.stdin, sys.stdout, sys.stderr = (_stream(number) for number in range(3))
 
