@@ -21,7 +21,7 @@ from agent_sandbox.assembly import Host
 from agent_sandbox.cli import errand
 from agent_sandbox.kernel import wire
 from agent_sandbox.server.worker import LARGEST_REQUEST
-from tests.e2e.program import Shell, processes_in, words
+from tests.e2e.program import PROGRAM, Shell, processes_in, words
 from tests.patience import until
 
 ALONE = {errand.OFF: "1"}
@@ -105,6 +105,24 @@ def test_the_times_that_it_tells_and_understands_are_those_of_the_callers_zone(s
         assert there(*since).stdout == alone(there)(*since).stdout == now
     assert len(told) == 2, "the control arm: the zones differ"
     assert counts(served)["performed"] == 5
+
+
+@pytest.mark.once
+def test_a_file_that_only_the_caller_has_open_is_read(served: Shell) -> None:
+    program = " ".join(PROGRAM)
+    for line, output in {
+        f"{program} run --throw-away --env-file <(echo MINE=7) -- sh -c 'echo $MINE'": b"7\n",
+        f"{program} code --throw-away --language=bash <(echo echo 1)": b"1\n",
+        f"exec 9<.; {program} run --throw-away --project=/proc/self/fd/9 -- pwd": os.fsencode(served.cwd) + b"\n",
+    }.items():
+        done = subprocess.run(
+            ["bash", "-c", line], cwd=served.cwd, env=served.environment, stdin=subprocess.DEVNULL, capture_output=True, check=False
+        )
+        assert done.stdout == output, done.stderr
+    assert counts(served)["performed"] == 0
+    (served.cwd / "mine.env").write_text("MINE=7\n")
+    named = served("run", "--throw-away", "--env-file", "mine.env", "--", "sh", "-c", "echo $MINE")
+    assert named.stdout == b"7\n" and counts(served)["performed"] == 1, "the control arm"
 
 
 def test_what_is_kept_is_kept_in_the_same_sandbox(served: Shell) -> None:

@@ -3,7 +3,7 @@
 The daemon (`server.daemon`) performs it in a process that is ready, with our streams, directory and environment. The result is the same; it
 comes sooner, because this process loads almost nothing: this module needs none of ours, and only what the interpreter has built in. What
 the daemon cannot do exactly as we would, we do ourselves: it is of another version, lives in other namespaces or has other rights, one of
-our streams is a terminal that the program could use, or the verb is about this process.
+our streams is a terminal that the program could use, or the line is about this process or a file that only this process has open.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ _LOST = 125
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _BEFORE_A_VERB = ("--json", "--quiet", "-q")
 _OWN_WORDS = ("--capability",)  # hidden in our own command line, which the daemon cannot do
+# Files that are others in another process. A shell hands its `<(…)` over as one.
+_OWN_FILES = ("/dev/fd/", "/proc/self/", "/proc/thread-self/")
 _FOLLOWING = frozenset({"--follow", "-f"})  # of the logs: it would take one of the daemon's turns for as long as somebody reads
 _OWN_VARIABLES = ("AGENT_SANDBOX_CAPABILITY", "AGENT_SANDBOX_DEBUG", OFF)
 
@@ -81,7 +83,7 @@ def _by_daemon(line: list[str]) -> int | None:
     if sys.platform != "linux" or verb not in VERBS or any(name in os.environ for name in _OWN_VARIABLES):
         return None
     state = _state()
-    if not state or any(word.startswith(_OWN_WORDS) for word in line):
+    if not state or any(word.startswith(_OWN_WORDS) or any(place in word for place in _OWN_FILES) for word in line):
         return None
     if verb in ("log", "logs") and not _FOLLOWING.isdisjoint(line):
         return None
