@@ -132,6 +132,35 @@ def test_a_worker_that_is_stopped_keeps_nobody_waiting_for_ever(shell: Shell) ->
         assert shell(*QUICK).stdout == b"1\n" and counts(shell)["performed"] == 1, "the control arm: the next worker moves"
 
 
+def test_where_no_worker_can_be_made_what_runs_goes_on_and_callers_perform_their_own(shell: Shell) -> None:
+    with serving(shell, "--most", "1", "--log", "json") as daemon:
+        assert daemon.stderr is not None
+        kept = detached(shell, "sleep 1000")
+        assert until(lambda: counts(shell)["ready"] == 1)
+        # A new worker needs three descriptors beside those that stay, which are all but two of the worker that is ready.
+        enough = sum(int(number) < 64 for number in os.listdir(f"/proc/{daemon.pid}/fd")) - 2 + 1
+        with shell.start("run", "--throw-away", "echo ready; read line", stdin=subprocess.PIPE) as first:
+            assert first.stdout is not None
+            assert first.stdout.readline() == b"ready\n"
+            assert until(lambda: counts(shell)["ready"] == 1)
+            with shell.start(*QUICK) as second:
+                assert until(lambda: counts(shell)["waiting"] == 1)
+                with shell.start("run", "--throw-away", "echo 2") as third:
+                    assert until(lambda: counts(shell)["waiting"] == 2)
+                    limits = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
+                    resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (enough, limits[1]))
+                    first.communicate(b"\n")
+                    assert second.communicate()[0] == b"1\n", "by the worker that was ready"
+                    assert third.communicate()[0] == b"2\n", "by its own process"
+        assert any(json.loads(line)["event"] == "no worker" for line in daemon.stderr)
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, limits)
+        assert until(lambda: counts(shell)["ready"] >= 1)
+        assert [each["state"] for each in shell.json("ps", "--all")["sandboxes"] if each["name"] == kept] == ["running"]
+        before = counts(shell)
+        assert before["handed_back"] == 1
+        assert shell(*QUICK).stdout == b"1\n" and counts(shell)["performed"] == before["performed"] + 1, "the control arm"
+
+
 def _workers(daemon: int) -> list[int]:
     """The workers that are ready, by the keeper that each has forked; the process of the HTTP interface has none."""
     assert until(lambda: any(children(pid) for pid in children(daemon)))

@@ -8,6 +8,8 @@ end with it.
 
 No more than `most` command lines are performed at once, and none is begun while memory is short and others are under way. The rest waits in
 the order in which it came; beyond `waiting` of them, new ones are refused. How many workers are ready follows their use.
+
+Where no process or descriptor is left for a worker, what is under way goes on, and callers perform new command lines themselves.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from pathlib import Path
 from agent_sandbox.cli.errand import ENDED, PLACE, REFUSED, SOCKET, TAKEN
 from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.kernel import wire
-from agent_sandbox.server import background, front, units, worker
+from agent_sandbox.server import background, front, messages, units, worker
 from agent_sandbox.server.admission import memory_is_short
 from agent_sandbox.server.circumstances import Circumstances, is_in, own_circumstances
 from agent_sandbox.server.daemon_place import HTTP_SOCKET, STATE_SOCKET, Counts, listening, locked
@@ -98,6 +100,7 @@ class Daemon:
         self._circumstances: Circumstances = ()  # those of the workers that are ready
         self._directory = b""  # where the last program was run: new workers rehearse there
         self._just_ended = False  # a command line, since the last look
+        self._short = False  # the last worker could not be made
         self._stopping = False
 
     def serve(self) -> None:
@@ -154,9 +157,7 @@ class Daemon:
     # -- clients
 
     def _accept(self) -> None:
-        try:
-            client, _ = self._listener.accept()
-        except OSError:  # it has gone, or we have no descriptors left: it waits in the kernel's queue
+        if (client := messages.accepted(self._listener)) is None:
             return
         client.setblocking(False)
         if not is_in(self._circumstances, client):
@@ -181,9 +182,7 @@ class Daemon:
 
     def _tell_state(self) -> None:
         """Answer one who asks for the state. Only this user can reach the socket."""
-        try:
-            asker, _ = self._teller.accept()
-        except OSError:
+        if (asker := messages.accepted(self._teller)) is None:
             return
         performing, ready = len(self._performing), len(self._ready)
         now = replace(self.counts, performing=performing, waiting=len(self._queue), ready=ready, held=len(self._held) + len(self._owned))
@@ -197,7 +196,10 @@ class Daemon:
             descriptor, client = next(iter(self._queue.items()))
             if not self._ready:
                 self._spare = min(self._spare + 1, MOST_SPARE)
-                self._ready.append(self._new_worker())
+                if (made := self._new_worker()) is None:
+                    self._hand_back_all()
+                    return
+                self._ready.append(made)
             one = self._ready.pop(0)
             self._used = time.monotonic()
             try:
@@ -211,6 +213,13 @@ class Daemon:
             self._poll.register(one.ended, select.POLLIN)
             self._busy[one.link.fileno()] = one
             self._poll.register(one.link, select.POLLIN)
+
+    def _hand_back_all(self) -> None:
+        """Let those that wait perform their command lines themselves, unless one that is under way will end, and with it this shortage."""
+        while self._queue and not self._performing:
+            self._leave(self._queue, next(iter(self._queue))).close()
+            self.counts.handed_back += 1
+            self._log("handed back", why="no worker")
 
     @property
     def _performing(self) -> list[Worker]:
@@ -356,7 +365,7 @@ class Daemon:
                 front.serve_doors(self._state, self._place, self._doors, self._log)
             finally:
                 os._exit(1)
-        self._front = pid, os.pidfd_open(pid), time.monotonic()
+        self._front = pid, _descriptor_of(pid), time.monotonic()
         self._poll.register(self._front[1], select.POLLIN)
 
     def _end_front(self) -> None:
@@ -378,16 +387,19 @@ class Daemon:
         self._log("HTTP interface ended", seconds=round(time.monotonic() - began, 3))
         if time.monotonic() - began < LEAST_SECONDS:
             self._say("the process of the HTTP interface ended at once, and is not started again; command lines go on")
-        else:
+            return
+        try:
             self._start_front()
+        except OSError as error:
+            self._say(f"the process of the HTTP interface cannot be started again: {error.strerror}; command lines go on")
 
     # -- workers
 
     def _keep_spare(self, most: int = MOST_SPARE) -> None:
         """Make workers for the next command lines, and let each rehearse where the last program was run: the next one may be, too."""
         wanted = min(self._spare, len(self._ready) + most)
-        while len(self._ready) < wanted and not self._queue:
-            self._ready.append(made := self._new_worker())
+        while len(self._ready) < wanted and not self._queue and (made := self._new_worker()) is not None:
+            self._ready.append(made)
             if self._directory:
                 _tell(made.link, worker.REHEARSE + self._directory)
 
@@ -405,19 +417,36 @@ class Daemon:
             if len(self._ready) > self._spare:
                 self._forget(self._ready.pop())
 
-    def _new_worker(self) -> Worker:
+    def _new_worker(self) -> Worker | None:
+        """Fork a worker. None if no process, descriptor or memory is left for one."""
+        try:
+            made = self._forked_worker()
+        except OSError as error:
+            if not self._short:
+                self._log("no worker", why=error.strerror)
+            self._short = True
+            return None
+        self._short = False
+        return made
+
+    def _forked_worker(self) -> Worker:
         now = own_circumstances()
         if now != self._circumstances:  # somebody has changed ours: workers that were forked before have others
             self._circumstances = now
             while self._ready:
                 self._forget(self._ready.pop())
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
-        pid = os.fork()
-        if not pid:
-            worker.serve_one(theirs, self.counts.pid)
-        theirs.close()
-        return Worker(pid, os.pidfd_open(pid), ours)
+        try:
+            ours.setblocking(False)
+            pid = os.fork()
+            if not pid:
+                worker.serve_one(theirs, self.counts.pid)
+            return Worker(pid, _descriptor_of(pid), ours)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
 
     def _forget(self, one: Worker) -> None:
         one.link.close()
@@ -465,6 +494,16 @@ class Daemon:
         for process in (*(one.ended for one in self._held), *self._owned):
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(process, number)
+
+
+def _descriptor_of(child: int) -> int:
+    """Return a pidfd of a child just forked. Without one it could not be looked after, so the child is ended."""
+    try:
+        return os.pidfd_open(child)
+    except OSError:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        raise
 
 
 def _tell(client: socket.socket, what: bytes) -> None:

@@ -7,10 +7,12 @@ of output, and then one frame with `done` or `failed`. Either side may be wrong 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
 import struct
+import time
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from typing import Any
@@ -18,6 +20,7 @@ from typing import Any
 from agent_sandbox.errors import LaunchFailed, PolicyError, RuntimeUnavailable, SandboxError
 
 LARGEST = 64 << 20  # bytes of one frame: a file of 16 MiB in base64, and room
+SHORT_SECONDS = 0.05  # until another try to accept a connection, where no descriptor is left for it
 _LENGTH = struct.Struct("!I")
 _CREDENTIALS = struct.Struct("3i")
 _KINDS: dict[str, type[SandboxError]] = {
@@ -29,6 +32,16 @@ Message = dict[str, Any]
 
 class BrokenMessage(Exception):
     """Raised for bytes that are no message, and for a message that is too large."""
+
+
+def accepted(listener: socket.socket) -> socket.socket | None:
+    """Accept a connection. None if it has gone, or if no descriptor is left for it: then it waits in the kernel's queue."""
+    try:
+        return listener.accept()[0]
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+            time.sleep(SHORT_SECONDS)  # the listener stays ready to be read: without a pause, this would be tried again at once, for ever
+        return None
 
 
 def send(link: socket.socket, message: Mapping[str, Any]) -> None:

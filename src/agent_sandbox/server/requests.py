@@ -93,7 +93,8 @@ class RequestServer:
                 os.read(self.woken, 1 << 10)
             if listener.fileno() not in ready:
                 continue
-            connection, _ = listener.accept()
+            if (connection := messages.accepted(listener)) is None:
+                continue
             try:
                 messages.check_peer(connection)
             except OSError as error:
@@ -106,15 +107,18 @@ class RequestServer:
     def accept(self, link: socket.socket) -> None:
         """Serve a connection in a thread of its own. One that may not be served is closed."""
         with self._lock:
-            if self._connections >= MOST_CONNECTIONS:
-                with suppress(OSError):
-                    why = f"{MOST_CONNECTIONS} commands use it already, which is the most"
-                    messages.send(link, messages.failure(SandboxError(why, hint="wait until one has ended")))
-                link.close()
-                return
-            self._connections += 1
-            self._links.add(link)
-        threading.Thread(target=self.serve, args=(link,), daemon=True).start()
+            full = self._connections >= MOST_CONNECTIONS
+            if not full:
+                self._connections += 1
+                self._links.add(link)
+        if full:
+            _refuse(link, f"{MOST_CONNECTIONS} commands use it already, which is the most")
+            return
+        try:
+            threading.Thread(target=self.serve, args=(link,), daemon=True).start()
+        except RuntimeError:  # no process is left for a thread: what is held goes on
+            _refuse(link, "this machine, or this user, has no room for another thread")
+            self._part(link)
 
     def serve(self, link: socket.socket) -> None:
         """Answer the requests of one connection until it is closed."""
@@ -130,11 +134,15 @@ class RequestServer:
                     except BrokenMessage as error:
                         messages.send(link, messages.failure(SandboxError(f"the answer cannot be sent: {error}", hint="ask for less")))
         finally:
-            with self._lock:
-                self._connections -= 1
-                self._links.discard(link)
-                self.use()
-            self.wake()
+            self._part(link)
+
+    def _part(self, link: socket.socket) -> None:
+        """Note that a connection has ended."""
+        with self._lock:
+            self._connections -= 1
+            self._links.discard(link)
+            self.use()
+        self.wake()
 
     def _answer(self, request: Message, link: socket.socket) -> Message:
         try:
@@ -143,6 +151,12 @@ class RequestServer:
             return messages.failure(error)
         except Exception as error:  # a request that nobody of ours sends, or a mistake of ours: others go on
             return messages.failure(SandboxError(f"the request could not be answered: {type(error).__name__}: {error}"))
+
+
+def _refuse(link: socket.socket, why: str) -> None:
+    """Say why a connection is not served, and close it."""
+    with link, suppress(OSError):
+        messages.send(link, messages.failure(SandboxError(why, hint="wait until one has ended")))
 
 
 def attended(
