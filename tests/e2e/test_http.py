@@ -253,6 +253,18 @@ def _memory(pid: int) -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon:"))
 
 
+def test_a_capability_of_who_started_the_daemon_is_not_lent_to_who_asks(shell: Shell) -> None:
+    """A capability is never passed into a sandbox, so the refusal tells whether a command line has one."""
+    body = {"words": ["true"], "options": {**QUICK, "--env": "AGENT_SANDBOX_CAPABILITY"}, "directory": str(shell.cwd)}
+    own = {"environment": {"AGENT_SANDBOX_CAPABILITY": "cap1.another"}}
+    started = Shell(shell.cwd, {**shell.env, "AGENT_SANDBOX_CAPABILITY": "cap1.token"})
+    with serving(started, "--http"), client(shell) as asking:
+        assert until(lambda: answers(asking))
+        without, bearing = (asking.post("/v1/verbs/run", json=each).json() for each in (body, {**body, **own}))
+    assert "the variable is not set" in without["result"]["error"]["message"]
+    assert "the variable is not set" not in bearing["result"]["error"]["message"], "the control arm: its own"
+
+
 def test_a_stream_that_nobody_reads_holds_up_only_its_own_program(served: Shell) -> None:
     much, bound = 40 << 20, 20 << 20
     asked = json.dumps({"words": [f"yes | head -c {much}"], "options": QUICK, "directory": str(served.cwd)})

@@ -7,6 +7,7 @@ import time
 
 from agent_sandbox._fast.values import dataclass
 from agent_sandbox.assembly import here
+from agent_sandbox.cli.caller import CAPABILITY
 from agent_sandbox.cli.errand import PLACE
 from agent_sandbox.cli.help import version
 from agent_sandbox.cli.render.messages import Console, counted
@@ -83,6 +84,7 @@ def serve(options: ServeOptions, console: Console) -> VerbResult:
     if options.http:
         front.available()
     doors = [front.tcp_door(options.listen, options.token_file, _hidden(state))] if options.listen is not None else []
+    os.environ.pop(CAPABILITY, None)  # its value is a permission of who started this, and not of everybody who asks over HTTP
     log = EventLog() if options.log == "json" else silent
     said = Console(quiet=True) if options.log == "json" else console
     daemon = Daemon(state, most=options.most or MOST, http=options.http, doors=doors, say=said.note, log=log)
