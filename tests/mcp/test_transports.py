@@ -83,6 +83,31 @@ def test_what_is_no_message_is_answered_with_an_error(place: Place) -> None:
     assert wire.close() == ""
 
 
+def test_a_number_counts_by_its_value_and_what_is_none_is_refused(place: Place) -> None:
+    wire = Wire(place)
+    wire.shake_hands()
+
+    def call(tool: str, arguments: str) -> dict[str, Any]:
+        wire.write(
+            b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"%s","arguments":%s}}' % (tool.encode(), arguments.encode())
+        )
+        found: dict[str, Any] = wire.answer()["result"]["structuredContent"]
+        return found
+
+    (place.project / "lines.txt").write_text("one\ntwo\nthree\n")
+    for written in ('2, "limit": 1', '2.0, "limit": 1.0', '20e-1, "limit": 0.1e1'):
+        assert call("read", f'{{"path": "lines.txt", "offset": {written}}}')["text"] == "two"
+    assert call("read", '{"path": "lines.txt", "limit": 1e300}')["text"] == "one\ntwo\nthree\n"
+    for broken in ("NaN", "Infinity", "1e400", "1.5"):
+        refused = call("read", f'{{"path": "lines.txt", "limit": {broken}}}')
+        assert refused["error"]["kind"] == "InvalidArguments", broken
+    for unending in ("NaN", "1e400"):
+        assert call("run", f'{{"command": "true", "timeout_seconds": {unending}}}')["error"]["kind"] == "InvalidArguments"
+        asked = call("request", f'{{"programs": ["seq"], "reason": "to count", "minutes": {unending}}}')
+        assert asked["error"]["kind"] == "InvalidArguments"
+    assert wire.close() == ""
+
+
 def test_a_cancelled_call_and_a_client_that_goes_away_leave_nothing(place: Place) -> None:
     wire = Wire(place)
     wire.shake_hands()

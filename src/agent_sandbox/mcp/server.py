@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -86,10 +87,13 @@ class SandboxServer:
         return types.ListToolsResult(tools=self._listed)
 
     async def _call_tool(self, context: Context, params: types.CallToolRequestParams) -> types.CallToolResult | types.InputRequiredResult:
-        arguments = dict(params.arguments or {})
         check = self._checks.get(params.name)
         if check is None:
             raise MCPError(types.INVALID_PARAMS, f"there is no tool {params.name[:80]!r}")
+        try:
+            arguments: dict[str, Any] = with_numbers(dict(params.arguments or {}))
+        except ValueError as error:
+            return _result(_invalid(str(error)))
         if fault := next(iter(sorted(check.iter_errors(arguments), key=lambda each: list(map(str, each.path)))), None):
             return _result(_invalid(_fault_of(fault)))
         modern = context.session.protocol_version in MODERN_PROTOCOL_VERSIONS
@@ -254,6 +258,26 @@ def _result(found: ToolAnswer) -> types.CallToolResult:
     return types.CallToolResult(
         content=[types.TextContent(type="text", text=found.text)], structured_content=found.document, is_error=found.failed
     )
+
+
+def with_numbers(value: Any) -> Any:
+    """Return a JSON value with its whole numbers as integers: JSON knows one kind of number, and 1.0 is 1.
+
+    Raises ValueError for what is no number, or is infinite: JSON has neither, and every comparison with the first is false.
+
+    >>> with_numbers({"limit": 2.0, "seconds": [0.5]})
+    {'limit': 2, 'seconds': [0.5]}
+    """
+    match value:
+        case float():
+            if not math.isfinite(value):
+                raise ValueError(f"{value} is no number of JSON")
+            return int(value) if value.is_integer() else value
+        case dict():
+            return {name: with_numbers(each) for name, each in value.items()}
+        case list():
+            return [with_numbers(each) for each in value]
+    return value
 
 
 def _fault_of(fault: Any) -> str:
