@@ -10,7 +10,7 @@ import pytest
 from agent_sandbox.server.admission import MOST
 from tests.e2e.program import Shell, processes_in, words
 from tests.e2e.test_detached import detached, listed, places_of
-from tests.patience import stretched, until
+from tests.patience import given_time, stretched, until
 
 
 @pytest.fixture
@@ -35,6 +35,24 @@ def test_it_ends_after_its_lifetime_and_when_nobody_uses_it(lonely: Shell) -> No
     assert listed(lonely, short)["why"] == "its lifetime was over"
     assert listed(lonely, unused)["why"] == "nobody had used it for its time"
     assert listed(lonely, used)["state"] == "running", "the control arm: one that prints is in use"
+
+
+def test_one_under_an_elevation_has_no_time_left_after_it(lonely: Shell) -> None:
+    (lonely.cwd / "agent-sandbox.toml").write_text('[processes]\ncommands = ["sh", "sleep"]\n')
+    line = ("sh", "-c", "trap 'sleep 3; echo saved; exit' TERM; echo ready; while :; do sleep 0.1; done")
+
+    def printed(*options: str) -> bytes:
+        name = detached(lonely, "--throw-away", *options, "--", *line)
+        assert until(lambda: ended(lonely, name))
+        assert listed(lonely, name)["why"] == "its lifetime was over"
+        return lonely("logs", name).stdout
+
+    def elevated(seconds: float) -> bytes:
+        assert lonely("grant", "--elevate", "--allow", "seq", "--for", str(seconds)).returncode == 0
+        return printed()
+
+    assert printed("--for", "2") == b"ready\nsaved\n", "the control arm"
+    assert given_time(elevated, lambda output: b"ready" in output, seconds=2) == b"ready\n"
 
 
 def test_no_more_run_on_than_there_may(lonely: Shell) -> None:

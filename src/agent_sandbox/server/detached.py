@@ -40,10 +40,13 @@ _FAREWELL_SECONDS = 5.0  # for commands to get their last answers
 
 @dataclass(frozen=True)
 class Terms:
-    """How long a detached sandbox may live in all, and without use; None without a limit."""
+    """How long a detached sandbox may live in all, and without use; None without a limit. After its lifetime its first program has
+    `grace_seconds` to end: none where the lifetime is the end of a permission.
+    """
 
     lifetime_seconds: float | None
     idle_seconds: float | None
+    grace_seconds: float = GRACE_SECONDS
 
 
 class _Asked:
@@ -103,13 +106,13 @@ class DetachedSandbox(RequestServer):
         self._begun, self._first_ended, self._finished = threading.Event(), threading.Event(), threading.Event()
         self._outcome: Outcome | SandboxError | None = None
         self._why = ""  # it is to end, if not because its first program has
-        self._grace = GRACE_SECONDS
+        self._grace, self._last_grace = GRACE_SECONDS, terms.grace_seconds
         self.end_facts: Message = {}
 
     def _seconds_left(self) -> float | None:
         """Seconds after which the sandbox ends, whatever this process does: some time after its lifetime."""
         left = self._expires - self._clock()
-        return None if left == float("inf") else max(0.0, left) + GRACE_SECONDS + _KILLED_SECONDS
+        return None if left == float("inf") else max(0.0, left) + self._last_grace + _KILLED_SECONDS
 
     # -- its programs
 
@@ -216,7 +219,7 @@ class DetachedSandbox(RequestServer):
         """End all programs, and put the changes in order. The first program is asked to end, and after some time it is killed."""
         if not self._first_ended.is_set():
             self._first.interrupt(signal.SIGTERM)
-            if not self._first_ended.wait(self._grace):
+            if not self._first_ended.wait(min(self._grace, max(0.0, self._expires - self._clock()) + self._last_grace)):
                 self._first.kill()
                 self._first_ended.wait(_KILLED_SECONDS)
         with suppress(SandboxError):

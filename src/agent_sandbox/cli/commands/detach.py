@@ -107,11 +107,12 @@ def _sandbox(place: Place, opening: Opening, options: DetachOptions, console: Co
 
         ports = read_publications(options.run.policy.publish)
         work = replace(work, publish=ports, on_publish=lambda opened: console.note(f"{opened} {_leads(opened)}"))
-    lifetime = options.lifetime_seconds
+    terms = Terms(options.lifetime_seconds, options.idle_seconds)
     if opening.lifted is not None:  # an elevation ends, and with it whatever has used it
         console.note(opening.lifted.note)
-        lifetime = min(lifetime, opening.lifted.left())
-    return DetachedSandbox(place, session, work, Terms(lifetime, options.idle_seconds))
+        if (left := opening.lifted.left()) < options.lifetime_seconds:
+            terms = Terms(left, options.idle_seconds, grace_seconds=0.0)
+    return DetachedSandbox(place, session, work, terms)
 
 
 def _started(sandbox: DetachedSandbox, options: DetachOptions) -> Outcome | None:
