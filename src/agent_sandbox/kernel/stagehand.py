@@ -30,11 +30,11 @@ from agent_sandbox.kernel.mount_tools import QUIET, Scene, Site, directory_for, 
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-# Orders of the supervisor. ADVANCE: freeze the newest generation if the guest has changed anything, and begin another. SETTLE: say what
-# still writes to the frozen one. SHOW: begin a generation on an earlier one. COVER, UNCOVER: show another state for a moment.
-# MEASURE: how much memory the processes have, and the largest of them. MERGE: make one frozen layer of two. COMPARE: the files that
-# differ between two states. FORK: give a fork of a state its view. VERIFY: make sure that nothing in the fork leads out of it. DISCARD:
-# remove a generation.
+# Orders of the supervisor. ADVANCE: freeze the newest generation if the guest has changed anything and none of its processes still writes
+# there, and begin another. SETTLE: say what still writes to the frozen one. SHOW: begin a generation on an earlier one. COVER, UNCOVER:
+# show another state for a moment. MEASURE: how much memory the processes have, and the largest of them. MERGE: make one frozen layer of
+# two. COMPARE: the files that differ between two states. FORK: give a fork of a state its view. VERIFY: make sure that nothing in the fork
+# leads out of it. DISCARD: remove a generation.
 ADVANCE, SETTLE, SHOW, COVER, UNCOVER = "advance", "settle", "show", "cover", "uncover"
 MEASURE, MERGE, COMPARE, FORK, VERIFY, DISCARD = "measure", "merge", "compare", "fork", "verify", "discard"
 _LARGEST_ORDER = 1 << 16
@@ -125,12 +125,17 @@ class _Stage:
     def _uppers(self) -> Iterable[str]:
         return (f"{scene.base}/{self._generation}/{scene.key}/upper" for scene in self._scenes)
 
-    def _advance(self, generation: str, chain: Sequence[str]) -> bool:
-        """Begin a generation on `chain`, newest first, unless nothing has changed since the newest one began. Return whether it has."""
+    def _advance(self, generation: str, chain: Sequence[str], waiting: Sequence[int]) -> bool | list[str]:
+        """Begin a generation on `chain`, newest first, unless nothing has changed since the newest one began. Return whether it has.
+
+        If a process that is not `waiting` could still write to the layers, nothing is done: return in which ways.
+        """
         if not any(os.listdir(upper) for upper in self._uppers()) and self._looks() == self._roots:
             return False
-        self._exchange(generation, chain)
-        return True
+        mounts = self._earlier | {mount_id(top) for top in self._tops.values()}
+        if ways := [what for pid in _processes(waiting) for what in _writers(pid, mounts)]:
+            return ways
+        return self._exchange(generation, chain)
 
     def _exchange(self, generation: str, chain: Sequence[str]) -> bool:
         made = self._make(generation, chain)
@@ -311,9 +316,9 @@ def _way_in(pid: int, name: str, mounts: set[int]) -> str:
             return ""
         where = os.readlink(f"{_PROC}/{pid}/{name}")
         if not name.startswith("fd/"):
-            return f"stands in {where} of an earlier state"
+            return f"stands in {where}"
         if stat.S_ISDIR(os.fstat(fd).st_mode):
-            return f"has the directory {where} of an earlier state open"
+            return f"has the directory {where} open"
     finally:
         os.close(fd)
     writing = int(fields(f"{_PROC}/{pid}/fdinfo/{name.removeprefix('fd/')}")["flags"], 8) & _WRITING

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from agent_sandbox.runtime.process.guest_handle import ProcessGuest
 
 STEPS_MODULE = "agent_sandbox.runtime.guest.steps"  # in the guest; preloaded, because its view may not show our package
-LOST = ("children", "pipes", "sockets")
+LOST = ("children", "pipes", "sockets", "terminals", "event descriptors", "timers")
 LONGEST_TEXT = 500  # characters of a statement, a reason or an error that a step shows
 MOST_STEPS = 100_000  # of a session: a program could make them without end
 FULL = 0.5  # part of the run's memory above which states are given up
@@ -128,8 +128,8 @@ class TimelineRecorder(Attachment):
                     return codec.packed({"keep": self._step(line, column, end, end_column), "lines": self._lines and not self._operation})
                 case {"line": int(line), "function": str(function), "text": str(text)} if self._lines and function:
                     return codec.packed({"keep": self._line(line, function, text)})
-                case {"kept": int(process), "lost": dict(lost)}:
-                    moved = self._keep(process, lost)
+                case {"kept": int(process), "lost": dict(lost), "by": int(program)}:
+                    moved = self._keep(process, lost, program)
                     self._budget.spend()
                     return codec.packed({"moved": moved})
                 case {"unkept": str(why)}:
@@ -196,18 +196,21 @@ class TimelineRecorder(Attachment):
         self._now = None
         return False
 
-    def _keep(self, process: int, lost: dict[str, Any]) -> bool:
-        """Keep a copy of the guest that sleeps now, and freeze its files. Return whether its paths lead to new layers now."""
+    def _keep(self, process: int, lost: dict[str, Any], program: int) -> bool:
+        """Keep a copy of the guest that sleeps now, and freeze its files. Return whether its paths lead to new layers now.
+
+        `program` is the process that says so, and waits.
+        """
         checkpoints, tree, step = self._checkpoints, self.tree, self._now
         if step is None or checkpoints is None:
             raise Nonsense("it kept a state that nobody wanted")
         checkpoints.keep(process)
         generation = tree.new_generation()
         try:
-            moved = checkpoints.advance(generation, tree.chain)
+            moved = checkpoints.advance(generation, tree.chain, program)
         except StateNotKept as error:
             checkpoints.drop(process)
-            self._unkept(str(error))
+            self._unkept(error.message)
             return False
         self._settled = self._settled and not moved
         # If nothing was moved, the newest layer is empty and will be written to.

@@ -4,8 +4,8 @@ A checkpoint is a copy of this process that sleeps. Init wakes it; then a copy o
 again. A checkpoint can be made to fork, too: then the copy of the copy is in namespaces of its own, with other streams and another line to
 the host. Nothing here is trusted by the host: a program that tampers with it spoils its own timeline and no other.
 
-What a copy has: all memory, the working directory, and regular files open at the same place. It has no threads, no children, and no pipes
-and sockets of its own: their other ends are with whoever has them now.
+What a copy has: all memory, the working directory, and regular files and directories open at the same place. It has no threads, children
+and timers, and no pipes, sockets and the like of its own: their other ends are with whoever has them now.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ _FUTURES = 0x1FFE0000  # the flags of code that `from __future__ import` sets
 _LONGEST = 500  # characters of a line or a name
 _OURS = 4  # the streams and the line to the host
 _LINE = 3
+_SQLITE = b"SQLite format 3\0"
+_MEMORY = "/memfd:"
 _ALL_SIGNALS = signal.valid_signals()
 
 
@@ -53,31 +55,61 @@ class _Woken(BaseException):
 
 
 class KeptFile:
-    """A regular file that this process has open, to be opened again at the same place."""
+    """A regular file or a directory that this process has open, to be opened again at the same place.
+
+    `numbers` are its descriptors, each with whether children inherit it: copies of a descriptor share one place, and go on to.
+    """
 
     def __init__(self, fd: int, path: str) -> None:
-        self.fd = fd
         self.path = path
         self.flags = fcntl.fcntl(fd, fcntl.F_GETFL)
-        self.inheritable = os.get_inheritable(fd)
-        self.offset = os.lseek(fd, 0, os.SEEK_CUR)
+        self.offset = 0 if self.flags & os.O_PATH else os.lseek(fd, 0, os.SEEK_CUR)
+        self.numbers = {fd: os.get_inheritable(fd)}
+
+    def join(self, other: KeptFile) -> bool:
+        """Take the descriptor of another over, if it is a copy of this one. Return whether it was."""
+        fd, theirs = next(iter(self.numbers)), next(iter(other.numbers))
+        if (self.path, self.flags, self.offset) != (other.path, other.flags, other.offset) or self.flags & os.O_PATH:
+            return False
+        # This flag belongs to what copies share, and means nothing for a file.
+        fcntl.fcntl(fd, fcntl.F_SETFL, self.flags ^ os.O_NONBLOCK)
+        try:
+            copied = fcntl.fcntl(theirs, fcntl.F_GETFL) != other.flags
+        finally:
+            fcntl.fcntl(fd, fcntl.F_SETFL, self.flags)
+        if copied:
+            self.numbers |= other.numbers
+        return copied
 
     def is_removed(self) -> bool:
         """Return whether its name leads to another file, or to none: then it cannot be opened again."""
         try:
-            return not os.path.samestat(os.stat(self.path), os.fstat(self.fd))
+            return not os.path.samestat(os.lstat(self.path), os.fstat(next(iter(self.numbers))))
         except OSError:
             return True
 
-    def open_again(self) -> str:
-        """Open it again under the same number. Return why that was not possible; empty if it was."""
+    def is_being_listed(self) -> bool:
+        """Return whether it is a directory whose entries were read in part: another view may have them in another order."""
+        return bool(self.offset) and stat.S_ISDIR(os.fstat(next(iter(self.numbers))).st_mode)
+
+    def is_database(self) -> bool:
+        """Return whether it may be a database of SQLite, which refuses to write once its file has another number."""
+        if "_sqlite3" not in sys.modules or self.flags & os.O_ACCMODE != os.O_RDWR:
+            return False
+        return os.pread(next(iter(self.numbers)), len(_SQLITE), 0) in (_SQLITE, b"")
+
+    def open_again(self, least: int = 0) -> str:
+        """Open it again under the same numbers, from `least` on. Return why that was not possible; empty if it was."""
         try:
             new = os.open(self.path, self.flags & ~(os.O_CREAT | os.O_EXCL | os.O_TRUNC))
         except OSError as error:
             return f"{self.path}: {error.strerror}"
         try:
-            os.lseek(new, self.offset, os.SEEK_SET)
-            os.dup2(new, self.fd, inheritable=self.inheritable)
+            if self.offset:
+                os.lseek(new, self.offset, os.SEEK_SET)
+            for fd, inheritable in self.numbers.items():
+                if fd >= least:
+                    os.dup2(new, fd, inheritable=inheritable)
         finally:
             os.close(new)
         return ""
@@ -180,9 +212,9 @@ class SteppedTurns(Turns):
             with suppress(Exception):
                 stream.flush()
         held = _held()
-        files = [KeptFile(fd, path) for fd, path in held if path.startswith("/") and stat.S_ISREG(os.fstat(fd).st_mode)]
         try:
-            if why := _obstacle(files):
+            files = _files(held)
+            if why := _obstacle(held, files):
                 raise OSError(why)
             directory, lost = os.getcwd(), _lost(held)
             child, forked = self._copy(files, directory)
@@ -199,7 +231,7 @@ class SteppedTurns(Turns):
             if frame is None:
                 raise _Woken
             self._stay(frame)
-        if self._asked({"kept": child, "lost": lost})["moved"]:
+        if self._asked({"kept": child, "lost": lost, "by": self._process})["moved"]:
             self._asked({"reopened": _open_again(files, directory)})
 
     def _copy(self, files: list[KeptFile], directory: str) -> tuple[int, bool]:
@@ -315,11 +347,14 @@ def _become_fork(files: list[KeptFile], directory: str, thread_id_at: int) -> No
         _, given = wire.receive_descriptors(line, 1)
     for number, fd in zip((_LINE, 0, 1, 2), given, strict=True):
         os.dup2(fd, number, inheritable=number < _LINE)
-    _close_all_but({file.fd for file in files if not file.open_again()})
+    _close_all_but({fd for file in files if not file.open_again(_OURS) for fd in file.numbers})
     os.chdir(directory)
     os.write(_LINE, READY)
     if os.read(_LINE, 1) != READY:
         os._exit(1)
+    for file in files:  # the host has seen that it uses the streams that it was given; the program had sent one elsewhere
+        if min(file.numbers) < _OURS and file.open_again():
+            os._exit(1)
     if (program := sc.clone(0, thread_id_at)) == 0:
         os.setsid()
         return
@@ -348,22 +383,47 @@ def _close_all_but(files: set[int]) -> None:
 
 
 def _held() -> list[tuple[int, str]]:
-    """Return the descriptors of the program, each with what it leads to. Our own are left out, and memory without a name."""
+    """Return the descriptors of the program, each with what it leads to. Our own are left out, and streams that are still pipes of ours."""
     held = []
     for name in os.listdir("/proc/self/fd"):
+        fd = int(name)
         with suppress(OSError):  # of the list itself
-            if int(name) >= _OURS and int(name) not in own_descriptors:
-                held.append((int(name), os.readlink(f"/proc/self/fd/{name}")))
-    return [(fd, path) for fd, path in held if not path.startswith(("/memfd:", "/proc/"))]
+            if fd != _LINE and fd not in own_descriptors:
+                path = os.readlink(f"/proc/self/fd/{name}")
+                if fd >= _OURS or path.startswith("/"):
+                    held.append((fd, path))
+    return [(fd, path) for fd, path in held if not path.startswith("/proc/")]
 
 
-def _obstacle(files: list[KeptFile]) -> str:
+def _files(held: list[tuple[int, str]]) -> list[KeptFile]:
+    """Return the files and directories among descriptors, each with all of its copies."""
+    files: list[KeptFile] = []
+    for fd, path in held:
+        if path.startswith("/") and not path.startswith(_MEMORY):
+            mode = os.fstat(fd).st_mode
+            if stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode):
+                file = KeptFile(fd, path)
+                if not any(each.join(file) for each in files):
+                    files.append(file)
+    return files
+
+
+def _obstacle(held: list[tuple[int, str]], files: list[KeptFile]) -> str:
     """Return why a copy of this process would not be the same; empty if it would."""
     if (threads := len(os.listdir("/proc/self/task"))) > 1:
         return f"it has {threads} threads, and a copy would have one"
-    if "mmap" in sys.modules and shared_for_writing("/proc/self"):
+    if shared_for_writing("/proc/self"):
         return "it has memory that all its copies share (mmap), so later changes would change this state"
-    return next((f"it has {file.path} open, which was removed or replaced" for file in files if file.is_removed()), "")
+    if any(path.startswith(_MEMORY) for _, path in held):
+        return "it has a file in memory open that all its copies share (memfd), so later changes would change this state"
+    for file in files:
+        if file.is_removed():
+            return f"it has {file.path} open, which was removed or replaced"
+        if file.is_being_listed():
+            return f"it has read the directory {file.path} in part"
+        if file.is_database():
+            return f"it has {file.path} open for SQLite, which would not write to a copy of it"
+    return ""
 
 
 def _open_again(files: list[KeptFile], directory: str) -> list[str]:
@@ -377,12 +437,23 @@ def _open_again(files: list[KeptFile], directory: str) -> list[str]:
 
 
 def _lost(held: list[tuple[int, str]]) -> dict[str, int]:
-    """Return what a copy of this process would not have, with the number of each: children, pipes and sockets."""
+    """Return what a copy of this process would not have as it was, with the number of each kind, such as children, pipes and sockets."""
     with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
         children = len(file.read().split())
-    kinds = [path.partition(":")[0] for _, path in held]
-    counted = {"children": children, "pipes": kinds.count("pipe"), "sockets": kinds.count("socket")}
+    kinds = [_kind(fd, path) for fd, path in held]
+    counted = {"children": children, **{kind: kinds.count(kind) for kind in ("pipes", "sockets", "terminals", "event descriptors")}}
+    counted["timers"] = sum(bool(signal.getitimer(which)[0]) for which in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF))
     return {kind: count for kind, count in counted.items() if count}
+
+
+def _kind(fd: int, path: str) -> str:
+    """Return of what kind a descriptor is that copies do not have of their own; empty if they do."""
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+        return "pipes" if stat.S_ISFIFO(mode) else "sockets"
+    if path.startswith(("/dev/ptmx", "/dev/pts/")):
+        return "terminals"
+    return "" if path.startswith("/") else "event descriptors"  # such as epoll, eventfd, timerfd, inotify
 
 
 FIRST_TURN = "<turn 1>"

@@ -209,9 +209,16 @@ class Checkpoints:
             self._kept.discard(self._leaving)
             self._leaving = 0
 
-    def advance(self, generation: str, chain: Sequence[str]) -> bool:
-        """Freeze the layers of `chain` and begin another generation, unless nothing has changed. Return whether it was begun."""
-        return bool(self._ask(stagehand.ADVANCE, generation, list(chain)))
+    def advance(self, generation: str, chain: Sequence[str], program: int) -> bool:
+        """Freeze the layers of `chain` and begin another generation, unless nothing has changed. Return whether it was begun.
+
+        Raises `StateNotKept`, and changes nothing, if another process than `program`, which waits, may still write to them: what it writes
+        from then on would be lost to the program.
+        """
+        said = self._ask(stagehand.ADVANCE, generation, list(chain), [*self._kept, program])
+        if isinstance(said, list):
+            raise StateNotKept("; ".join(map(str, said)), hint="choose another state")
+        return bool(said)
 
     def writers(self) -> list[str]:
         """Return what still writes to frozen layers."""
