@@ -274,6 +274,9 @@ class SandboxSession:
         if source and self._language == "python" and any(stdin for _, _, stdin in recorder.commands(number)):
             why = f"the state before step {number} was given up, and turns that led to it were given input"  # which belongs to its turn
             raise SandboxError(why, hint=f"go back to step {start}, and run on from there yourself")
+        if source and any(step.error.startswith("KeyboardInterrupt") for step, _, _ in recorder.commands(number)):
+            why = f"the state before step {number} was given up, and a statement that led to it was interrupted: nobody knows where"
+            raise SandboxError(why, hint=f"go back to step {start}, and run on from there yourself")
         return start, source
 
     def _run_again(self, recorder: TimelineRecorder, number: int, source: str) -> None:
@@ -281,11 +284,17 @@ class SandboxSession:
         if not source:
             return
         commands = recorder.commands(number)
-        if self._language == "python":
-            commands = _by_error(commands)
-        for before, command, stdin in commands:  # what failed then ends its turn, and fails again
-            again = self._perform(Run(), command, stdin=stdin)
-            if again.success == bool(before.error):
+        turns = (
+            _in_turns(commands, recorder.futures)
+            if self._language == "python"
+            else [(step, [text], stdin) for step, text, stdin in commands]
+        )
+        steps = self._recording().tree.steps
+        for before, statements, stdin in turns:  # what failed then ends its turn, and fails again
+            known = len(steps)
+            again = self._perform(Run(), "\n".join(statements), stdin=stdin)
+            done = [step for step in [*steps.values()][known:] if step.text and not step.function]
+            if again.success == bool(before.error) or len(done) != len(statements):
                 what = f"running again what led to step {number} came out otherwise: {before.text[:60]!r} ended with {again.exit_code}"
                 raise SandboxError(what, hint="see session.timeline")
 
@@ -533,15 +542,19 @@ def _is_part(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
-def _by_error(commands: list[tuple[Step, str, bytes]]) -> list[tuple[Step, str, bytes]]:
-    """Join statements to turns, each of which ends with one that raised, but for the last: its step stands for them."""
-    joined: list[tuple[Step, str, bytes]] = []
-    lines: list[str] = []
-    for at, (step, statement, _) in enumerate(commands, 1):
-        lines.append(statement)
-        if step.error or at == len(commands):
-            joined.append((step, "\n".join(lines), b""))
-            lines = []
+def _in_turns(commands: list[tuple[Step, str, bytes]], futures: Callable[[int], list[str]]) -> list[tuple[Step, list[str], bytes]]:
+    """Join the statements of each turn again, up to one that raised; the last step of each stands for them.
+
+    A statement can end its turn without an error, as `sys.exit()` does. What changes the meaning of a turn comes before its rest.
+    """
+    joined: list[tuple[Step, list[str], bytes]] = []
+    ended = True
+    for step, statement, _ in commands:
+        if ended or joined[-1][0].turn != step.turn:
+            joined.append((step, [*futures(step.number), statement], b""))
+        else:
+            joined[-1] = (step, [*joined[-1][1], statement], b"")
+        ended = bool(step.error)
     return joined
 
 

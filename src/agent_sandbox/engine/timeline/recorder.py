@@ -18,7 +18,7 @@ from agent_sandbox.engine.timeline.tree import LOOK_SECONDS, State, Step, StepTr
 from agent_sandbox.errors import SandboxError
 from agent_sandbox.kernel.memory import available_memory
 from agent_sandbox.runtime.base import Nonsense, StateNotKept
-from agent_sandbox.runtime.guest.look import PREFIX
+from agent_sandbox.runtime.guest.look import PREFIX, lines_of
 from agent_sandbox.runtime.guest_rpc import codec
 from agent_sandbox.runtime.process.zygote import ONE_THREAD
 
@@ -105,7 +105,7 @@ class TimelineRecorder(Attachment):
         """Count the turn that begins now. One that only does an `operation` on a file has one step, at its end."""
         self.turn += not operation
         self._operation = operation
-        self._source, self._stdin = source.splitlines(keepends=True), stdin
+        self._source, self._stdin = lines_of(source), stdin
         self._last_statement = self.tree.divided = 0
         self._budget.begin_turn()
 
@@ -373,6 +373,12 @@ class TimelineRecorder(Attachment):
         """Return the statements to run again, as `again` does, one by one: its step, the statement, and the input of its turn."""
         _, way = self.tree.way_to(number)
         return [(self.tree.steps[each], self._statements[each], self._inputs.get(each, b"")) for each in way if self._statements[each]]
+
+    def futures(self, number: int) -> list[str]:
+        """Return the statements `from __future__ import` that came before a step in its turn: they change what the step means."""
+        step = self.tree.steps[number]
+        before = [each for each in self.tree.line_to(step.parent) if each.turn == step.turn and not each.function]
+        return [self._statements[each.number] for each in reversed(before) if each.text.split()[:2] == ["from", "__future__"]]
 
     def differences(self, old: int, new: int) -> dict[str, str]:
         """Return the files that differ between the states before two steps."""

@@ -44,6 +44,11 @@ def answer(question: str, names: dict[str, Any], error: BaseException | None, fr
         sys.stdout, sys.stderr = out
 
 
+def lines_of(source: str) -> list[str]:
+    """Return the lines of a program, with their ends, as the compiler counts them: `str.splitlines` knows other ends, such as form feeds."""
+    return list(io.StringIO(source, newline=""))
+
+
 def _piece(path: str, start: str) -> dict[str, Any]:
     """Return a piece of a file from a place on, and whether more follows: one message does not hold a large file."""
     with open(path, "rb") as file:

@@ -40,7 +40,7 @@ class SteppedShellTurns(steps.SteppedTurns):
             return {"code": 0, "value": answer(source, self._shell, self._first)}
         if not source.startswith(PREFIX):
             return super()._turn(name, source, stdin)
-        lines = source.removeprefix(PREFIX).splitlines() or [""]
+        lines = look.lines_of(source.removeprefix(PREFIX)) or [""]
         try:
             self._keep_at({"step": [1, 0, len(lines), len(lines[-1].encode())]})
             done = self._shell.turn(source, stdin)

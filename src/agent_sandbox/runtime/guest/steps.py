@@ -146,7 +146,7 @@ class SteppedTurns(Turns):
         if name == FIRST_TURN:
             name = self.main.__dict__.get("__file__", name)  # of a script, so that errors name it
         sys.stdin = io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8", errors="surrogateescape")
-        self._lines.kept[name] = (len(source), None, source.splitlines(keepends=True), name)
+        self._lines.kept[name] = (len(source), None, look.lines_of(source), name)
         code, value = 0, None
         self._error = self._frame = None
         tracer = LineTracer(self._line_step)
