@@ -28,6 +28,8 @@ pytestmark = pytest.mark.once
 
 Open = Callable[..., SandboxSession]
 
+LINK = "os.symlink('{}', 'l'); os.utime('l', (1, 1), follow_symlinks=False)"
+
 
 @pytest.fixture
 def opened() -> Iterator[Open]:
@@ -577,6 +579,41 @@ def test_two_states_are_compared(opened: Open) -> None:
     between = session.timeline.diff(third, fourth)
     assert between.variables == {"a": "gone", "c": "new"} and between.files == {"/tmp/f": "changed", "/tmp/g": "new"}
     assert session.timeline.diff(fourth, third).files == {"/tmp/f": "changed", "/tmp/g": "gone"}
+
+
+@pytest.mark.both
+@pytest.mark.parametrize(
+    ("first", "then", "changed"),
+    [
+        ("os.mkdir('d'); open('d/old', 'w').close()", "shutil.rmtree('d'); os.mkdir('d')", {"d/old": "gone"}),
+        (
+            "os.mkdir('d'); open('d/old', 'w').close()",
+            "shutil.rmtree('d'), os.mkdir('d'), open('d/a', 'w')",
+            {"d/a": "new", "d/old": "gone"},
+        ),
+        ("os.makedirs('d/e'); open('d/e/f', 'w').close()", "shutil.rmtree('d')\nos.makedirs('d/e')", {"d/e/f": "gone"}),
+        ("os.mkdir('d'); open('d/a', 'w').close()", "os.chmod('d', 0o700); open('d/b', 'w').close()", {"d": "changed", "d/b": "new"}),
+        (f"{LINK.format('a')}", f"os.unlink('l'); {LINK.format('b')}", {"l": "changed"}),
+        ("os.mkdir('d')", "os.makedirs('new/e'); open('new/e/f', 'w').close(); os.rmdir('d')", {"d": "gone", "new/e/f": "new"}),
+    ],
+)
+def test_no_difference_of_files_is_missed(opened: Open, first: str, then: str, changed: dict[str, str]) -> None:
+    session = opened()
+    done = session.run(f"import os, shutil\n{first}\na = 1\n{then}\nb = 1")
+    assert done.success, done.stderr
+    old, new = (next(step for step in session.timeline if step.text == text) for text in ("a = 1", "b = 1"))
+    assert session.timeline.diff(old, new).files == {f"/tmp/{path}": how for path, how in changed.items()}
+    assert session.timeline.diff(new, old).files.keys() == session.timeline.diff(old, new).files.keys()
+
+
+@pytest.mark.both
+def test_two_states_are_compared_however_many_files_differ(opened: Open) -> None:
+    """The answer is longer than the kernel's messages, which once ended the session."""
+    session = opened(max_disk_mb=500)
+    assert session.run("a = 1\nfor number in range(11_000): open(f'{number:0100}', 'w').close()\nb = 1").success
+    old, new = (next(step for step in session.timeline if step.text == text) for text in ("a = 1", "b = 1"))
+    assert len(session.timeline.diff(old, new).files) == 11_000
+    assert session.run("a").value == 1
 
 
 STATEMENTS = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 
 from agent_sandbox.kernel import syscalls as sc
@@ -21,7 +21,7 @@ _DEEPEST = 200  # levels of directories
 
 
 def layer_entries(layer: str) -> Iterator[str]:
-    """Yield the paths of all entries of a layer, relative to it, but directories only if they are empty. Nothing if there is no layer."""
+    """Yield the paths of all entries of a layer, relative to it. Nothing if there is no layer."""
     with suppress(OSError):
         top = os.open(layer, _DIRECTORY)
         try:
@@ -33,7 +33,7 @@ def layer_entries(layer: str) -> Iterator[str]:
 def _entries(directory: int, path: str, depth: int) -> Iterator[str]:
     with os.scandir(directory) as found:
         entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]
-    if not entries and path:
+    if path:
         yield path
     for name, inner in entries:
         if not inner or depth == _DEEPEST:
@@ -45,6 +45,29 @@ def _entries(directory: int, path: str, depth: int) -> Iterator[str]:
                 yield from _entries(fd, os.path.join(path, name), depth + 1)
             finally:
                 os.close(fd)
+
+
+def hiding_entries(layer: str, names: Iterable[str], opaque: str) -> Iterator[str]:
+    """Yield those of the entries of a layer that hide a directory of the layers below: whiteouts, files, and opaque directories."""
+    with ExitStack() as opened, suppress(OSError):
+        top = _opened(layer, opened)
+        for name in names:
+            with ExitStack() as each, suppress(OSError):
+                fd = sc.openat2(top, name, os.O_PATH | os.O_NOFOLLOW, resolve=_BENEATH)
+                each.callback(os.close, fd)
+                if not stat.S_ISDIR(os.fstat(fd).st_mode) or os.getxattr(f"/proc/self/fd/{fd}", opaque) == b"y":
+                    yield name
+
+
+def entries_of_both(before: int, after: int, name: str) -> set[str]:
+    """Return the paths of all entries of a directory below two others, in either of them. Nothing unless both have it."""
+    with ExitStack() as opened, suppress(OSError):
+        places = []
+        for place in (before, after):
+            places.append(sc.openat2(place, name, _DIRECTORY, resolve=_BENEATH))
+            opened.callback(os.close, places[-1])
+        return {entry for place in places for entry in _entries(place, name, name.count("/") + 1)} - {name}
+    return set()
 
 
 def merge_layers(newer: str, older: str, merged: str, opaque: str) -> None:
@@ -119,6 +142,8 @@ def compare_entry(before: int, after: int, name: str) -> str:
         return ""
     if old.st_size != new.st_size:
         return "changed"
+    if stat.S_ISLNK(old.st_mode):
+        return "changed" if _target(before, name) != _target(after, name) else ""
     if not stat.S_ISREG(old.st_mode) or old.st_size > _LARGEST:
         return "changed" if old.st_mtime_ns != new.st_mtime_ns else ""
     return "" if _content(before, name) == _content(after, name) else "changed"
@@ -131,6 +156,17 @@ def _look(directory: int, name: str) -> os.stat_result | None:
         return None
     try:
         return os.fstat(fd)
+    finally:
+        os.close(fd)
+
+
+def _target(directory: int, name: str) -> str | None:
+    try:
+        fd = sc.openat2(directory, name, os.O_PATH | os.O_NOFOLLOW, resolve=_BENEATH)
+    except OSError:
+        return None
+    try:
+        return os.readlink("", dir_fd=fd)
     finally:
         os.close(fd)
 

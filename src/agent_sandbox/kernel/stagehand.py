@@ -23,7 +23,7 @@ from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.kernel import usage
 from agent_sandbox.kernel.fork_views import ForkView, fields, mount_id
-from agent_sandbox.kernel.frozen_layers import compare_entry, layer_entries, merge_layers
+from agent_sandbox.kernel.frozen_layers import compare_entry, entries_of_both, hiding_entries, layer_entries, merge_layers
 from agent_sandbox.kernel.mappings import shared_for_writing
 from agent_sandbox.kernel.mount_tools import QUIET, Scene, Site, directory_for, overlay_options
 
@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 ADVANCE, SETTLE, SHOW, COVER, UNCOVER = "advance", "settle", "show", "cover", "uncover"
 MEASURE, MERGE, COMPARE, FORK, VERIFY, DISCARD = "measure", "merge", "compare", "fork", "verify", "discard"
 _LARGEST_ORDER = 1 << 16
-MOST_COMPARED = 10_000  # files of one comparison
+_PIECE = 1 << 16  # bytes of an answer in one message: the kernel takes no message that is larger than the buffer of a socket
+_MORE, _LAST = b"+", b"."  # begins a message
+MOST_COMPARED = 100_000  # files of one comparison
 _PLACE = "n"  # in the staging directory: where a new overlay is mounted for a moment
 
 
@@ -48,18 +50,34 @@ def serve(link: socket.socket, init: int, *, userxattr: bool) -> NoReturn:
         sc.prctl(sc.PR_SET_PDEATHSIG, 9)
         scenes = [Scene(*scene) for scene in marshal.loads(link.recv(_LARGEST_ORDER))]
         stage = _Stage(init, scenes, Site(None, 0, userxattr=userxattr, fresh=True))
-        link.send(marshal.dumps(("ready", None)))
+        _send(link, ("ready", None))
         while order := link.recv(_LARGEST_ORDER):
             try:
                 answer = ("done", stage.do(*marshal.loads(order)))
             except OSError as error:
                 answer = ("failed", f"{error.strerror or error}")
-            link.send(marshal.dumps(answer))
+            _send(link, answer)
     except BaseException as error:
         with suppress(OSError):
-            link.send(marshal.dumps(("broken", f"{getattr(error, 'strerror', None) or error}")))
+            _send(link, ("broken", f"{getattr(error, 'strerror', None) or error}"))
     finally:
         os._exit(0)
+
+
+def _send(link: socket.socket, answer: tuple[str, Any]) -> None:
+    data = marshal.dumps(answer)
+    for start in range(0, len(data), _PIECE):
+        link.send((_MORE if start + _PIECE < len(data) else _LAST) + data[start : start + _PIECE])
+
+
+def receive_answer(link: socket.socket) -> tuple[str, Any]:
+    """Return the answer of a stagehand: "done", "failed" or "broken", and the value or the reason. Raises OSError, EOFError, ValueError."""
+    data, more = b"", _MORE
+    while more == _MORE:
+        piece = link.recv(_PIECE + 1)
+        data, more = data + piece[1:], piece[:1]
+    kind, value = marshal.loads(data)
+    return kind, value
 
 
 class BrokenStage(Exception):
@@ -231,12 +249,21 @@ class _Stage:
         found: dict[str, str] = {}
         touched = [*({*old} ^ {*new})]
         for scene in self._scenes:
-            names = {name for each in touched for name in layer_entries(f"{scene.base}/{each}/{scene.key}/upper")}
+            layers = {layer: {*layer_entries(layer)} for layer in (f"{scene.base}/{each}/{scene.key}/upper" for each in touched)}
+            names = {name for entries in layers.values() for name in entries}
             if not names:
                 continue
             with self._shown(scene, old) as before, self._shown(scene, new) as after:
-                for name in sorted(names)[:MOST_COMPARED]:
-                    if difference := compare_entry(before, after, name):
+                # A directory that was removed and made again hides what was in it, and its layer has no entries of that.
+                for layer, entries in layers.items():
+                    for name in hiding_entries(layer, entries, self._site.opaque_attribute):
+                        names |= entries_of_both(before, after, name)
+                if len(names) > MOST_COMPARED:
+                    raise OSError(errno.E2BIG, f"more than {MOST_COMPARED} files were touched")
+                parents = {os.path.dirname(name) for name in names}
+                for name in sorted(names):
+                    difference = compare_entry(before, after, name)
+                    if difference and (difference == "changed" or name not in parents):  # what is in a new one says that it is new
                         found[os.path.join(scene.target, name)] = difference
         return found
 

@@ -45,7 +45,7 @@ def answer(question: str, names: dict[str, Any], error: BaseException | None, fr
 
 
 def lines_of(source: str) -> list[str]:
-    """Return the lines of a program, with their ends, as the compiler counts them: `str.splitlines` knows other ends, such as form feeds."""
+    """Return the lines of a program, with their ends, as the compiler counts them: `splitlines` knows other ends, such as form feeds."""
     return list(io.StringIO(source, newline=""))
 
 

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from agent_sandbox.runtime.guest_rpc.server import Conversation
     from agent_sandbox.runtime.process.guest_handle import ProcessGuest
 
-_LARGEST_ANSWER = 1 << 20
 _SECONDS = 60.0  # a guard against a process that hangs: an order takes a millisecond
 
 
@@ -229,8 +228,11 @@ class Checkpoints:
         self._ask(stagehand.MERGE, newer, older, merged)
 
     def compare(self, old: Sequence[str], new: Sequence[str]) -> dict[str, str]:
-        """Return the files that differ between two chains, by path, each with "new", "changed" or "gone"."""
-        return dict(self._ask(stagehand.COMPARE, list(old), list(new)))
+        """Return the files that differ between two chains, by path, each with "new", "changed" or "gone". Raises `SandboxError`."""
+        try:
+            return dict(self._ask(stagehand.COMPARE, list(old), list(new)))
+        except StateNotKept as error:
+            raise SandboxError(f"the files of two states were not compared: {error.__cause__}", hint="compare nearer states") from None
 
     def rewind(self, pid: int, generation: str, chain: Sequence[str]) -> None:
         """Go back to a state: end every process but the checkpoints, show its files, and wake it. Its new files go to `generation`."""
@@ -290,7 +292,7 @@ class Checkpoints:
 
     def _answer(self) -> Any:
         try:
-            kind, value = marshal.loads(self._link.recv(_LARGEST_ANSWER))
+            kind, value = stagehand.receive_answer(self._link)
         except (OSError, EOFError, ValueError) as error:
             kind, value = "broken", f"its stagehand has gone: {error}"
         if kind == "broken":
