@@ -368,7 +368,7 @@ def test_layers_are_merged_as_the_kernel_shows_them(tmp_path: Path) -> None:
     os.setxattr(newer / "b", "user.overlay.opaque", b"y")
     merge_layers(str(newer), str(older), str(tmp_path / "merged"), "user.overlay.opaque")
     assert {*layer_entries(str(tmp_path / "merged"))} == {
-        *("a/x", "a/y", "a/n", "b", "gone/deep/w", "file/now", "dir/inner", "dir2", "link"),
+        *("a", "a/x", "a/y", "a/n", "b", "gone", "gone/deep", "gone/deep/w", "file", "file/now", "dir", "dir/inner", "dir2", "link"),
     }
     assert (tmp_path / "merged/a/x").read_text() == "new" and (tmp_path / "merged/a/y").read_text() == "old"
     assert os.readlink(tmp_path / "merged/link") == "/etc" and os.getxattr(tmp_path / "merged/b", "user.overlay.opaque") == b"y"
@@ -614,6 +614,33 @@ def test_two_states_are_compared_however_many_files_differ(opened: Open) -> None
     old, new = (next(step for step in session.timeline if step.text == text) for text in ("a = 1", "b = 1"))
     assert len(session.timeline.diff(old, new).files) == 11_000
     assert session.run("a").value == 1
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "changed"),
+    [
+        ("def f(): return 1", "def f(): return 2", {"f"}),
+        ("def f(): return 1", "def f(): return 1", set()),
+        ("f = lambda x=1: x", "f.__defaults__ = (2,)", {"f"}),
+        ("def m():\n    n = [0]\n    return lambda: n\nf = m()", "f().append(1)", {"f"}),
+        ("class C: v = 1", "C.v = 2", {"C"}),
+        ("class C:\n    def m(self): return 1\nc = C()", "C.m = lambda self: 2", {"C", "c"}),
+        ("class C:\n    @property\n    def p(self): return 1", "class C:\n    @property\n    def p(self): return 2", {"C"}),
+        ("g = (each for each in range(9)); _ = next(g)", "_ = next(g)", {"_", "g"}),
+        ("_ = open('f', 'w').write('abc'); h = open('f')", "_ = h.read(1)", {"_", "h"}),
+        ("import threading\nclass C: pass\nc = C(); c.lock = threading.Lock(); c.v = 1", "c.v = 2", {"c"}),
+        ("__v = 1", "__v = 2", {"__v"}),
+        ("globals().update({f'v{number}': 1 for number in range(2000)})", "v1999 = 2", {"v1999"}),
+        ("class C: pass\nC.self = C; d = {}; d[1] = d; k = [len, C, open, d, print, int]", "C.w = 1", {"C", "k"}),
+    ],
+)
+def test_no_difference_of_variables_is_missed(opened: Open, first: str, then: str, changed: set[str]) -> None:
+    """Of what pickle knows by its name only, or not at all, too."""
+    session = opened()
+    done = session.run(f"{first}\nbegin = 1\n{then}\nend = 1")
+    assert done.success, done.stderr
+    old, new = (next(step for step in session.timeline if step.text == text) for text in ("begin = 1", "end = 1"))
+    assert {*session.timeline.diff(old, new).variables} == {"begin", *changed}
 
 
 STATEMENTS = (

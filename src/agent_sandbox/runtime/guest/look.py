@@ -30,7 +30,7 @@ def answer(question: str, names: dict[str, Any], error: BaseException | None, fr
         if kind == "variables":
             return {"variables": described(names)}
         if kind == "digests":
-            return {"digests": {name: _digest(value) for name, value in _shown({**names, **_qualified(frame, names)})}}
+            return {"digests": _digests({**names, **_qualified(frame, names)})}
         if kind == "frames":
             return {"frames": _frames(error) if frame is None else _callers(frame)}
         if kind == "read":
@@ -63,21 +63,72 @@ def described(names: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"name": name, **description(value)} for name, value in shown]
 
 
-def _shown(names: dict[str, Any]) -> list[tuple[str, Any]]:
+def _shown(names: dict[str, Any], most: int = MOST_NAMES) -> list[tuple[str, Any]]:
     found = [(name, value) for name, value in names.items() if name not in _HIDDEN and type(value).__name__ != "module"]
-    return [(name, value) for name, value in found if not name.startswith("__")][:MOST_NAMES]
+    return [(name, value) for name, value in found if not (name.startswith("__") and name.endswith("__"))][:most]
 
 
-def _digest(value: Any) -> str:
-    """Return a digest of a value, by which two states of a variable are compared: of what pickle makes of it, or of its description."""
-    import hashlib  # only a comparison needs these two
-    import pickle  # see above
+def _digests(names: dict[str, Any]) -> dict[str, str]:
+    """Return a digest of each value, by which two states of a variable are compared: of what pickle makes of it, or of its description.
 
-    try:
-        content = pickle.dumps(value, 5) if _size(value) < LARGEST_DIGEST else b""
-    except BaseException:
-        content = b""
-    return hashlib.sha256(content or repr(description(value)).encode()).hexdigest()[:32]
+    Pickle knows functions and classes by their names only, and not what they do. They are taken apart, and so is what it cannot pickle.
+    """
+    import copyreg  # only a comparison needs these
+    import hashlib
+    import pickle
+    import types
+
+    class Pickler(pickle.Pickler):
+        def reducer_override(self, value: Any) -> Any:
+            if isinstance(value, types.FunctionType) and (value.__module__ == "__main__" or "<" in value.__qualname__):
+                cells = [each.cell_contents for each in value.__closure__ or () if each != types.CellType()]
+                return object, (), (_work(value.__code__), value.__defaults__, value.__kwdefaults__, cells, value.__dict__)
+            if isinstance(value, type):
+                if value.__module__ != "__main__":
+                    return NotImplemented
+                kept = {name: each for name, each in vars(value).items() if name not in _OF_A_PLACE}
+                return object, (), (value.__qualname__, value.__bases__, kept)
+            try:
+                return copyreg.dispatch_table.get(type(value), lambda value: value.__reduce_ex__(5))(value)
+            except Exception:
+                return object, (), _inside(value)
+
+    def digest(value: Any) -> str:
+        content = io.BytesIO()
+        try:
+            if _size(value) < LARGEST_DIGEST:
+                Pickler(content, 5).dump(value)
+        except BaseException:
+            content = io.BytesIO()
+        return hashlib.sha256(content.getvalue() or repr(description(value)).encode()).hexdigest()[:32]
+
+    return {name: digest(value) for name, value in _shown(names, _MOST_DIGESTS)}
+
+
+_MOST_DIGESTS = 50_000
+_OF_A_PLACE = ("__dict__", "__weakref__", "__firstlineno__")  # of a class: where it is, and not what it does
+
+
+def _work(code: Any) -> tuple[Any, ...]:
+    """Return what a piece of code does, wherever its text stands."""
+    constants = [_work(each) if hasattr(each, "co_code") else (type(each).__name__, repr(each)) for each in code.co_consts]
+    return code.co_code, constants, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_flags, code.co_qualname
+
+
+def _inside(value: Any) -> tuple[Any, ...]:
+    """Return what an object that cannot be pickled holds, as far as it shows."""
+    parts: list[Any] = [type(value).__qualname__, _text(value)]
+    for name in ("__func__", "__self__", "fget", "fset", "fdel"):
+        parts.append(getattr(value, name, None) if type(value).__module__ == "builtins" else None)
+    for kind in ("gi", "cr", "ag"):
+        if (frame := getattr(value, f"{kind}_frame", None)) is not None:  # of a generator or a coroutine: how far it has come
+            parts += [_work(frame.f_code), frame.f_lasti, dict(frame.f_locals)]
+    if isinstance(value, io.IOBase) and not value.closed:
+        try:
+            parts.append(value.tell())
+        except Exception:
+            parts.append(os.lseek(value.fileno(), 0, os.SEEK_CUR))
+    return (*parts, getattr(value, "__dict__", None) if isinstance(getattr(value, "__dict__", None), dict) else None)
 
 
 def description(value: Any) -> dict[str, Any]:
