@@ -185,7 +185,8 @@ def _line(step: Step, depth: int, present: bool) -> str:
     marks += " " if step.kept else "-"
     about = [*(["files changed"] if step.files_changed else []), *([step.error] if step.error else []), *([step.why] if step.why else [])]
     about += [f"without {each}" for each in step.lost]
-    return f"{step.number:4} {marks} {step.at:8.3f}  {'  ' * depth}{text[:80]}" + (f"   # {'; '.join(about)}" if about else "")
+    line = f"{step.number:4} {marks} {step.at:8.3f}  {'  ' * depth}{text[:80]}" + (f"   # {'; '.join(about)}" if about else "")
+    return "".join(each if each.isprintable() else "�" for each in line)  # a program wrote the errors, and it is read at a terminal
 
 
 def _variable(about: dict[str, Any]) -> PastVariable:
