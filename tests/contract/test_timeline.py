@@ -128,6 +128,26 @@ def test_an_interrupt_ends_a_turn_and_not_the_session(opened: Open) -> None:
     assert session.run("a").value == 2
 
 
+def test_an_alarm_of_the_program_ends_its_turn_and_not_the_session(opened: Open) -> None:
+    """Its handler raises while the program waits for a state, most of the time. No copy is left that nobody knows."""
+    session = opened()
+    session.run("import signal\nclass Late(Exception): pass\ndef late(*_): raise Late('too late')\n_ = signal.signal(signal.SIGALRM, late)")
+    for delay in (each / 1000 for each in range(5, 30)):
+        done = session.run(f"_ = signal.setitimer(signal.ITIMER_REAL, {delay})\n" + "a = [1]\n" * 60)
+        assert "too late" in done.stderr and session.timeline.failed is not None and "too late" in session.timeline.failed.error
+    assert session.run("signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()").value is True, "no signal is held back"
+    asleep = session.run("import os; sum(name.isdigit() for name in os.listdir('/proc'))").value - 2  # without init and the program
+    assert asleep - sum(step.kept for step in session.timeline) in (-1, 0, 1)  # the last statement of that turn, and what just ends
+    session.rewind(session.timeline.failed)
+    assert session.run("signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()").value is True
+
+
+def test_a_timeline_that_is_printed_has_no_orders_for_a_terminal(opened: Open) -> None:
+    session = opened()
+    session.run("a = '\x1b[2J'\nraise ValueError('\x1b]0;title\x07 oh')")
+    assert "oh" in str(session.timeline) and not {"\x1b", "\x07"} & {*str(session.timeline)}
+
+
 def test_an_open_file_is_at_its_place_again(opened: Open) -> None:
     session = opened()
     session.run("open('f', 'w').write('0123456789'); file = open('f', 'r+b', 0)\nfile.read(4)\nfile.read(2)\nfile.write(b'X')")

@@ -47,6 +47,7 @@ _OURS = 4  # the streams and the line to the host
 _LINE = 3
 _SQLITE = b"SQLite format 3\0"
 _MEMORY = "/memfd:"
+_OF_FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGABRT}
 _ALL_SIGNALS = signal.valid_signals()
 
 
@@ -131,6 +132,7 @@ class SteppedTurns(Turns):
         self._ask, self._ended = _uninterrupted(self._ask), lambda error: ended(_without_our_frames(error))
         signal.signal(signal.SIGINT, signal.default_int_handler)  # an interrupt ends a turn, and not the session
         self._frame: FrameType | None = None  # of the line before which this process was woken, until its next turn
+        self._mask: set[signal.Signals | int] = set()  # of the program, while signals wait
         self._thread_id_at = sc.thread_id_address()
         self._count = 0  # of turns: also of those that a copy takes in the middle of one
 
@@ -171,6 +173,9 @@ class SteppedTurns(Turns):
             self._step(None)
         except _Woken:
             return {"code": 0, "value": None, "woken": True}
+        except BaseException as error:  # of a signal that came meanwhile
+            self._error = error
+            code = self._ended(error)
         return {"code": code, "value": value}
 
     def _step(self, node: _Statement | None) -> bool:
@@ -183,9 +188,14 @@ class SteppedTurns(Turns):
         return bool(self._keep_at({"step": [0, 0, 0, 0] if node is None else node.place})["lines"])
 
     def _keep_at(self, step: dict[str, Any], frame: FrameType | None = None) -> dict[str, Any]:
-        """Tell the host of a step, and make a checkpoint if it wants one. Return what it said. An interrupt waits meanwhile."""
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        """Tell the host of a step, and make a checkpoint if it wants one. Return what it said.
+
+        Signals wait meanwhile: a handler of the program may raise, as that of an alarm does, and half of a question is none. What one
+        raises afterwards passes through.
+        """
+        before = self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())  # the handlers of those that have come already run here
         try:
+            signal.pthread_sigmask(signal.SIG_BLOCK, _ALL_SIGNALS - _OF_FAULTS)
             wanted = self._asked(step)
             if wanted["keep"]:
                 self._keep(frame)
@@ -249,7 +259,7 @@ class SteppedTurns(Turns):
         """Take turns before a line, inside the tracer's call, until there are no more."""
         self._frame = frame
         sys.settrace(None)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the caller's block ends only where this call returns
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)  # the caller's block ends only where this call returns
         script_runner.end(self.main, sys.call_tracing(self.take, ()))
 
 
