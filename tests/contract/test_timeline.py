@@ -134,11 +134,12 @@ def test_an_alarm_of_the_program_ends_its_turn_and_not_the_session(opened: Open)
     session.run("import signal\nclass Late(Exception): pass\ndef late(*_): raise Late('too late')\n_ = signal.signal(signal.SIGALRM, late)")
     for delay in (each / 1000 for each in range(5, 30)):
         done = session.run(f"_ = signal.setitimer(signal.ITIMER_REAL, {delay})\n" + "a = [1]\n" * 60)
-        assert "too late" in done.stderr and session.timeline.failed is not None and "too late" in session.timeline.failed.error
+        failed = session.timeline.failed
+        assert "too late" in done.stderr and failed is not None and "too late" in failed.error
     assert session.run("signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()").value is True, "no signal is held back"
     asleep = session.run("import os; sum(name.isdigit() for name in os.listdir('/proc'))").value - 2  # without init and the program
     assert asleep - sum(step.kept for step in session.timeline) in (-1, 0, 1)  # the last statement of that turn, and what just ends
-    session.rewind(session.timeline.failed)
+    session.rewind(failed)
     assert session.run("signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()").value is True
 
 

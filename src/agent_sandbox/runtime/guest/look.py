@@ -89,7 +89,8 @@ def _digests(names: dict[str, Any]) -> dict[str, str]:
                 kept = {name: each for name, each in vars(value).items() if name not in _OF_A_PLACE}
                 return object, (), (value.__qualname__, value.__bases__, kept)
             try:
-                return copyreg.dispatch_table.get(type(value), lambda value: value.__reduce_ex__(5))(value)
+                reduce: Any = copyreg.dispatch_table.get(type(value))
+                return value.__reduce_ex__(5) if reduce is None else reduce(value)
             except Exception:
                 return object, (), _inside(value)
 
