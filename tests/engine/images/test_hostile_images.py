@@ -51,6 +51,21 @@ def test_an_opaque_mark_behind_a_link_empties_a_directory_of_the_image_only(stor
     assert os.listdir(Path(image.root, "d")) == [], "the control arm: where the link leads inside, the mark counts"
 
 
+def test_a_deletion_removes_what_lies_below_and_nothing_that_its_own_layer_brings(store: ImageStore, tmp_path: Path) -> None:
+    lower = [entry("etc/old", "1"), entry("etc/.cfg", "1"), entry("d/old", "1"), entry("f", "1"), entry("gone", "1")]
+    deletions = [entry("etc/.wh..wh..opq"), entry(".wh.d"), entry(".wh.f"), entry(".wh.gone")]
+    brought = [entry("etc/.cfg", "2"), entry("etc/sub/new", "2"), entry("d/new", "2"), entry("f", "2")]
+    for order in ([*brought, *deletions], [*deletions, *brought]):  # sorted by name, .cfg comes before .wh..wh..opq
+        root = Path(made(store, archive(tmp_path, lower, order)).root)
+        files = {str(path.relative_to(root)): path.read_text() for path in root.rglob("*") if path.is_file()}
+        assert files == {"etc/.cfg": "2", "etc/sub/new": "2", "d/new": "2", "f": "2"}
+
+
+def test_a_file_that_is_a_link_to_itself_is_kept(store: ImageStore, tmp_path: Path) -> None:
+    twice = [entry("d/a", "1"), entry("d/a", type=tarfile.LNKTYPE, linkname="./d/a")]  # as tar writes a file that it is given twice
+    assert Path(made(store, archive(tmp_path, twice)).root, "d/a").read_text() == "1"
+
+
 def test_of_entries_with_one_name_the_last_counts_and_none_is_a_way_out(store: ImageStore, tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     canary.write_text("untouched")

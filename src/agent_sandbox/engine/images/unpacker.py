@@ -87,9 +87,10 @@ def dress(path: str, member: tarfile.TarInfo) -> None:
         os.utime(path, (member.mtime, member.mtime))
 
 
-def write(layer: tarfile.TarFile, member: tarfile.TarInfo, parts: list[str]) -> None:
-    path = inside(parts)
+def write(layer: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> None:
     make_parents(path)
+    if member.islnk() and inside(names_of(member.linkname)) == path and os.path.lexists(path):
+        return  # a file that an archiver was given twice
     if not (member.isdir() and os.path.isdir(path) and not os.path.islink(path)):
         remove(path)
     if member.isdir():
@@ -112,10 +113,27 @@ def write(layer: tarfile.TarFile, member: tarfile.TarInfo, parts: list[str]) -> 
     dress(path, member)
 
 
+def delete(path: str, brought: set[str]) -> None:
+    """Delete what the layers below have at this path. What this layer has brought stays, wherever in it the deletion is written."""
+    if path not in brought:
+        remove(path)
+    elif os.path.isdir(path) and not os.path.islink(path):
+        for entry in os.listdir(path):
+            delete(os.path.join(path, entry), brought)
+
+
+def note(path: str, brought: set[str]) -> None:
+    """Note that the layer has brought this path, and so the directories above it."""
+    while len(path) > len(TOP) and path not in brought:
+        brought.add(path)
+        path = os.path.dirname(path)
+
+
 def unpack(layer: tarfile.TarFile) -> int:
     """Unpack one layer over those before it. Return the number of its entries."""
-    count, times = 0, list[tuple[list[str], float]]()
-    for member in layer:
+    count, times, brought = 0, list[tuple[list[str], float]](), set[str]()
+    while (member := layer.next()) is not None:
+        layer.members.clear()  # type: ignore[attr-defined]  # a layer may have a million entries
         count += 1
         parts = names_of(member.name)
         if ".." in parts or any("\0" in part or len(os.fsencode(part)) > 255 for part in parts):
@@ -126,16 +144,18 @@ def unpack(layer: tarfile.TarFile) -> int:
         if parts[-1] == OPAQUE:
             directory = inside([*parts[:-1], "x"])[:-2]
             for entry in os.listdir(directory) if os.path.isdir(directory) else ():
-                remove(os.path.join(directory, entry))
+                delete(os.path.join(directory, entry), brought)
         elif parts[-1].startswith(WHITEOUT):
             if (name := parts[-1][len(WHITEOUT) :]) in ("", ".", ".."):
                 left_out["names that leave the image"] += 1
             else:
-                remove(inside([*parts[:-1], name]))
+                delete(inside([*parts[:-1], name]), brought)
         elif member.ischr() or member.isblk() or member.isfifo():
             left_out["devices and pipes"] += 1
         elif member.isfile() or member.isdir() or member.issym() or member.islnk():
-            write(layer, member, parts)
+            path = inside(parts)
+            write(layer, member, path)
+            note(path, brought)
             if member.isdir():
                 times.append((parts, member.mtime))
         else:
