@@ -36,15 +36,17 @@ def entry(name: str, content: str | None = None, **changes: Any) -> tuple[tarfil
     return made, data
 
 
-def archive(place: Path, *layers: list[tuple[tarfile.TarInfo, bytes]], config: Any = None, manifest: Any = None) -> str:
-    """An archive as `docker save` writes it, with these layers."""
+def archive(
+    place: Path, *layers: list[tuple[tarfile.TarInfo, bytes]], config: Any = None, manifest: Any = None, raw_config: bytes = b""
+) -> str:
+    """An archive as `docker save` writes it, with these layers. `raw_config` is the text of its configuration."""
     said = {"architecture": os.uname().machine, "config": {"Env": ["PATH=/bin"]}} if config is None else config
     names = [f"layer{number}.tar" for number in range(len(layers))]
     listed = [{"Config": "config.json", "Layers": names, "RepoTags": ["made:1"]}] if manifest is None else manifest
     path = place / "image.tar"
     with tarfile.open(path, "w") as whole:
         for name, value in (("config.json", said), ("manifest.json", listed)):
-            data = json.dumps(value).encode()
+            data = raw_config if raw_config and value is said else json.dumps(value).encode()
             info = tarfile.TarInfo(name)
             info.size = len(data)
             whole.addfile(info, io.BytesIO(data))

@@ -129,6 +129,25 @@ def test_names_of_the_wrong_types_are_no_names(store: ImageStore, tmp_path: Path
     assert made(store, archive(tmp_path, [entry("a", "1")])).names == ("made:1",), "the control arm"
 
 
+def test_an_archive_cannot_call_itself_by_a_digest_or_by_the_id_of_another(store: ImageStore, tmp_path: Path) -> None:
+    honest = made(store, archive(tmp_path, [entry("a", "1")]))
+    pinned = f"python@sha256:{'0' * 64}"
+    names = {"Config": "config.json", "Layers": ["layer0.tar"], "RepoTags": [honest.id, honest.id[:12], pinned, f"x/{pinned}", "new:1"]}
+    liar = made(store, archive(tmp_path, [entry("b", "1")], manifest=[names]))
+    assert store.find("new:1") == liar, "the control arm: it may have names"
+    assert store.find(honest.id) == store.find(honest.id[:12]) == store.find("made:1") == honest
+    assert store.find(pinned) is None
+
+
+def test_a_configuration_that_is_larger_than_what_is_read_of_it_is_refused(store: ImageStore, tmp_path: Path) -> None:
+    text = "\u00e9" * 1_900_000  # two bytes each in the archive, and six in what the unpacker prints
+    path = archive(tmp_path, [entry("a", "1")], raw_config=f'{{"architecture": "{MACHINE}", "author": "{text}"}}'.encode())
+    with pytest.raises(WorkspaceError, match="its configuration is too large"):
+        made(store, path)
+    assert os.listdir(store.path) == []
+    made(store, archive(tmp_path, [entry("a", "1")], raw_config=f'{{"architecture": "{MACHINE}", "author": "{text[:999]}"}}'.encode()))
+
+
 def test_a_small_archive_that_claims_a_huge_sparse_file_is_refused(store: ImageStore, tmp_path: Path) -> None:
     def sparse(claimed: int) -> str:
         headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "sparse", "GNU.sparse.realsize": str(claimed)}

@@ -116,6 +116,15 @@ def _cut(path: str) -> str:
 
 
 def test_an_image_that_is_too_large_is_refused_and_its_space_is_given_back(store: ImageStore, tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", ["nothing", "directory", "pipe"])
+def test_an_archive_that_is_no_file_is_refused_by_its_name(store: ImageStore, tmp_path: Path, what: str) -> None:
+    path = tmp_path / "image.tar"
+    if what != "nothing":
+        path.mkdir() if what == "directory" else os.mkfifo(path)
+    with pytest.raises(WorkspaceError, match=r"the archive '.*/image.tar' (is not a file|cannot be read: No such file)"):
+        made(store, str(path))
+
+
     path = archive(tmp_path, [entry("zeros", "\0" * (48 << 20))])
     assert os.path.getsize(path) < 1 << 20, "it is small until it is unpacked"
     with pytest.raises(WorkspaceError, match="disk"):

@@ -41,9 +41,10 @@ def make_image(
 ) -> ContainerImage:
     """Unpack an archive into the store, and return the image. The same image is unpacked once; it gets the new names, too.
 
-    Raises `WorkspaceError` for an archive that is not that of an image, or is too large. Then nothing is left of it.
+    Raises `WorkspaceError` for a file that is not there, or is not the archive of an image, or is too large. Then nothing is left of it.
     """
     wanted = tuple(map(canonical_image, names))
+    _check_file(archive)
     with workplace(store) as place:
         said = _unpacked(place, archive, most_bytes)
         config: dict[str, Any] = said["config"]
@@ -172,10 +173,24 @@ def _unpacked(place: str, archive: str, most_bytes: int) -> dict[str, Any]:
         runtime.close()
     if completed.exit.reason is not ExitReason.EXITED or completed.exit.code != 0:
         raise WorkspaceError(f"the image cannot be unpacked: {_why(completed)}", hint="check the archive, and the space on this disk")
+    if "output" in completed.exit.limits_hit:
+        raise WorkspaceError("the image cannot be unpacked: its configuration is too large", hint="check the archive")
     said: dict[str, Any] = json.loads(completed.stdout)
     if not isinstance(said["config"], dict):
         raise WorkspaceError("the image cannot be unpacked: its configuration is no table", hint="check the archive")
     return said
+
+
+def _check_file(archive: str) -> None:
+    """Raise `WorkspaceError` unless this is a regular file."""
+    try:
+        regular = stat.S_ISREG(os.stat(archive).st_mode)
+    except OSError as error:
+        why = f"cannot be read: {error.strerror}"
+    else:
+        why = "" if regular else "is not a file"
+    if why:
+        raise WorkspaceError(f"the archive {archive!r} {why}", hint="name an archive of podman save or docker save")
 
 
 def _why(completed: Completed) -> str:
@@ -204,8 +219,10 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def _plain_names(name: str) -> Iterator[str]:
+    """Yield a name that an archive gives itself, unless it names a digest: nobody has checked that the archive has it."""
     with suppress(SandboxError):
-        yield canonical_image(name)
+        if "@" not in (plain := canonical_image(name)):
+            yield plain
 
 
 def _take_names(store: ImageStore, image: ContainerImage) -> None:

@@ -22,6 +22,7 @@ from agent_sandbox.policy.image_names import canonical_image
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+SHORTEST_ID = 12  # digits that stand for an image
 ROOT, DESCRIPTION, NEW = "root", "image.json", ".new."
 # How images and kernels call the same kind of machine.
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64", "x86_64": "x86_64", "aarch64": "aarch64"}
@@ -100,9 +101,13 @@ class ImageStore:
                 yield image
 
     def find(self, name: str) -> ContainerImage | None:
-        """Return the image of this name or id; None if it is not here. Of two images with a name, the newer one counts."""
-        wanted = canonical_image(name)
-        found = [image for image in self if wanted in image.names or (len(name) >= 12 and image.id.startswith(name))]
+        """Return the image of this id, or the beginning of one, or else of this name; None if it is not here.
+
+        Of two images with a name, the newer one counts. An id comes first: the archive of another image may give itself that as a name.
+        """
+        wanted, images = canonical_image(name), list(self)
+        found = [image for image in images if len(name) >= SHORTEST_ID and image.id.startswith(name)]
+        found = found or [image for image in images if wanted in image.names]
         return max(found, key=lambda image: image.created, default=None)
 
     def _read(self, identifier: str) -> ContainerImage | None:
