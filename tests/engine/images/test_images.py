@@ -9,6 +9,7 @@ import stat
 import subprocess
 import tarfile
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -115,7 +116,6 @@ def _cut(path: str) -> str:
     return path
 
 
-def test_an_image_that_is_too_large_is_refused_and_its_space_is_given_back(store: ImageStore, tmp_path: Path) -> None:
 @pytest.mark.parametrize("what", ["nothing", "directory", "pipe"])
 def test_an_archive_that_is_no_file_is_refused_by_its_name(store: ImageStore, tmp_path: Path, what: str) -> None:
     path = tmp_path / "image.tar"
@@ -125,6 +125,7 @@ def test_an_archive_that_is_no_file_is_refused_by_its_name(store: ImageStore, tm
         made(store, str(path))
 
 
+def test_an_image_that_is_too_large_is_refused_and_its_space_is_given_back(store: ImageStore, tmp_path: Path) -> None:
     path = archive(tmp_path, [entry("zeros", "\0" * (48 << 20))])
     assert os.path.getsize(path) < 1 << 20, "it is small until it is unpacked"
     with pytest.raises(WorkspaceError, match="disk"):
@@ -178,12 +179,19 @@ def engine(place: Path, script: str) -> str:
     return str(place)
 
 
+@pytest.mark.parametrize(
+    "hangs",
+    [
+        pytest.param("setsid sleep 1000 & echo $! >> {pids}; wait", id="with a child"),
+        pytest.param("exec env -i /bin/sleep 1000", id="without an environment"),
+    ],
+)
 def test_an_engine_that_hangs_is_killed_with_its_children_and_named(
-    store: ImageStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: ImageStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: str
 ) -> None:
     monkeypatch.setattr(container_engines, "ANSWER_SECONDS", 0.5)
     pids = tmp_path / "pids"
-    hanging = engine(tmp_path / "bin", f"echo $$ > {pids}; setsid sleep 1000 & echo $! >> {pids}; wait")
+    hanging = engine(tmp_path / "bin", f"echo $$ > {pids}; {hangs.format(pids=pids)}")
     with pytest.raises(RuntimeUnavailable, match="podman: it did not answer within"):
         fetch_image(store, "some:1", search_path=f"{hanging}:/usr/bin:/bin" if not shutil.which("docker") else hanging)
     for pid in map(int, pids.read_text().split()):
@@ -196,6 +204,17 @@ def _runs(pid: int) -> bool:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except (ProcessLookupError, FileNotFoundError):
         return False
+
+
+def test_of_an_engine_that_talks_without_end_only_the_end_is_kept(store: ImageStore, tmp_path: Path) -> None:
+    talking = engine(tmp_path / "bin", "yes 'pulling a layer' | head -c 64000000 >&2; echo 'no such image here' >&2; exit 125")
+    tracemalloc.start()
+    try:
+        with pytest.raises(RuntimeUnavailable, match="podman: no such image here"):
+            fetch_image(store, "some:1", search_path=talking)
+        assert tracemalloc.get_traced_memory()[1] < 16_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_what_an_engine_leaves_behind_is_ended(store: ImageStore, tmp_path: Path) -> None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import secrets
+import select
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 
 from agent_sandbox.engine.images.make import make_image, workplace
@@ -20,6 +22,7 @@ from agent_sandbox.runtime.container.images import ContainerImage, ImageStore, m
 
 ENGINES = ("podman", "docker")
 ANSWER_SECONDS, TRANSFER_SECONDS = 30.0, 1800.0
+_CHUNK = 65536
 _SAID = 300  # characters of an engine's message that are passed on
 
 
@@ -75,15 +78,34 @@ def _ask(engine: str, seconds: float, *words: str) -> str:
         return error.strerror or str(error)
     with child:
         try:
-            _, said = child.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
+            said = _last_words(child, time.monotonic() + seconds)
+        except TimeoutError:
             return f"it did not answer within {seconds:.0f} s"
         finally:
+            child.kill()  # it may have emptied its environment
             _end_marked(mark.encode())
     if child.returncode == 0:
         return ""
     last = said.decode(errors="replace").strip().rpartition("\n")[2]
     return "".join(each if each.isprintable() else "?" for each in last)[:_SAID] or f"it ended with {child.returncode}"
+
+
+def _last_words(child: subprocess.Popen[bytes], deadline: float) -> bytes:
+    """Wait until a client has ended, and return the end of what it said. Raises `TimeoutError` at the deadline."""
+    assert child.stderr is not None
+    said, poller = b"", select.poll()
+    poller.register(child.stderr, select.POLLIN)
+    while (left := deadline - time.monotonic()) > 0:
+        if poller.poll(left * 1000):
+            data = os.read(child.stderr.fileno(), _CHUNK)
+            if not data:
+                break
+            said = (said + data)[-_CHUNK:]
+    try:
+        child.wait(max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        raise TimeoutError from None
+    return said
 
 
 def _end_marked(mark: bytes) -> None:
