@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,7 @@ import pytest
 
 from agent_sandbox._fast.values import replace
 from agent_sandbox.errors import LaunchFailed, RuntimeUnavailable
-from agent_sandbox.kernel.mount_plan import ThrowAway
+from agent_sandbox.kernel.mount_plan import Overlay, ThrowAway, quote_target
 from agent_sandbox.kernel.wire import close_all
 from agent_sandbox.policy.model import MIB, Guarantee, Limits, cloned
 from agent_sandbox.runtime.base import Argv, Completed, Confined, ExitReason, Launch, PythonCode
@@ -87,6 +88,66 @@ def test_a_command_runs_on_another_kernel_with_the_streams_end_and_changes_of_pr
         assert (kernel == os.uname().release) is isinstance(each, ProcessRuntime)
     assert ends[0] == ends[1] and ends[0][1] == signal.SIGTERM and ends[0][3] >= {"greeting.txt", "made", "link"}
     assert (project / "greeting.txt").read_text() == "hello\n" and (project / "src" / "app.py").exists()
+
+
+FILE_OPERATIONS = """
+import os, random, sys
+chance, names = random.Random(int(sys.argv[1])), ["a", "b", "c", "d/a", "d/b", "d/c", "e", "e/a", "x y", "\\udcff"]
+for number in range(120):
+    one, other, size = chance.choice(names), chance.choice(names), chance.choice([0, 5, 9000, 70000])
+    kind, data = chance.randrange(12), b"%d " % number * chance.choice([1, 9000])
+    try:
+        if kind <= 3:
+            with open(one, ["wb", "ab", "r+b", "xb"][kind]) as file:
+                file.write(data)
+        elif kind == 4:
+            os.truncate(one, size)
+        elif kind == 5:
+            os.mkdir(one)
+        elif kind == 6:
+            os.unlink(one)
+        elif kind == 7:
+            os.rename(one, other)
+        elif kind == 8:
+            os.link(one, other)
+        elif kind == 9:
+            os.symlink(other, one)
+        elif kind == 10:
+            os.chmod(one, 0o700 if os.path.isdir(one) else chance.choice([0o600, 0o644, 0o755]))
+        else:
+            with open(one, "rb") as file:
+                print(number, len(file.read()), os.fstat(file.fileno()).st_nlink)
+    except OSError as error:
+        print(number, type(error).__name__)
+"""
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_the_same_program_changes_the_same_files_as_in_process(runtime: MicroVmRuntime, project: Path, seed: int) -> None:
+    """Two files of the project are one hard link: writing to one changes that one alone, in the layers of a run."""
+    (project / "a").write_text("1")
+    os.link(project / "a", project / "b")
+    (project / "d").mkdir()
+    os.link(project / "a", project / "d" / "c")
+    work = launch(PythonCode(FILE_OPERATIONS, argv=(str(seed),)), project)
+    own = Overlay(str(project), str(project), quote_target(str(project)))
+    work = replace(work, root=replace(work.root, steps=(*work.root.steps[:-1], own, work.root.steps[-1])))
+    ends = []
+    for each in (runtime, ProcessRuntime()):
+        with each.launch(work) as guest:
+            done = guest.wait()
+            assert done.exit.code == 0 and guest.layers is not None, done.stderr
+            top = f"/proc/self/fd/{guest.layers}/{quote_target(str(project))}/upper"
+            found = {}
+            for place, directories, names in os.walk(top):
+                for path in (os.path.join(place, name) for name in (*directories, *names)):
+                    status = os.lstat(path)
+                    what = os.readlink(path) if stat.S_ISLNK(status.st_mode) else ""
+                    what = Path(path).read_text() if stat.S_ISREG(status.st_mode) else what
+                    found[os.path.relpath(path, top)] = (status.st_mode, what)
+            ends.append((done.stdout, found))
+        each.close() if isinstance(each, ProcessRuntime) else None
+    assert ends[0] == ends[1] and len(ends[0][1]) > 3
 
 
 FACTS = """

@@ -35,10 +35,13 @@ from agent_sandbox.runtime.microvm.frames import PortReader
 from agent_sandbox.runtime.microvm.inner_doors import InnerDoors
 
 MODULES = "/modules"  # names of the files of kernel modules, one per line, in order
-VIEW, SHOWN, GROUPS = "/view", "/shown", "/groups"
-TAG = "view"  # of the 9p device
+VIEW, SHOWN, EXACT, GROUPS = "/view", "/shown", "/exact", "/groups"
+TAG, EXACT_TAG = "view", "exact"  # of the 9p devices: both show the view
 # Files are cached inside the machine, which has the view for itself. 64 KiB a message was the fastest under emulation.
 OPTIONS = "trans=virtio,version=9p2000.L,msize=65536,cache=loose"
+# Where the program writes what is promoted. The names of a hard link are one file to a kernel that caches, and several to the layers of a
+# run, of which each gets what is written to it. Without the cache a name is looked up each time, which is slower.
+EXACT_OPTIONS = "trans=virtio,version=9p2000.L,msize=65536,cache=mmap"
 _RNDADDENTROPY, _RNDRESEEDCRNG = 0x40085203, 0x5207
 _CHUNK = 32768
 _LAST_WORDS_SECONDS = 2.0  # for what an ended program has sent and the driver has not
@@ -78,7 +81,7 @@ def _boot() -> None:
         for name in names.read().split():
             with open(name, "rb") as module:
                 sc.load_module(module.fileno(), name)
-    for directory in (VIEW, SHOWN, GROUPS):
+    for directory in (VIEW, SHOWN, EXACT, GROUPS):
         os.mkdir(directory)
     sc.mount("groups", GROUPS, "cgroup2")
     with open(f"{GROUPS}/cgroup.subtree_control", "w") as control:
@@ -178,7 +181,11 @@ def _prepare(setup: dict[str, Any]) -> None:
         if value is not None:
             _write(f"{GROUPS}/run/{name}", str(value))
     sc.mount(TAG, VIEW, "9p", sc.MS_NOSUID | sc.MS_NODEV | (0 if setup["writable"] else sc.MS_RDONLY), OPTIONS)
-    sc.mount(VIEW, SHOWN, None, sc.MS_BIND)
+    if setup["exact"]:
+        sc.mount(EXACT_TAG, EXACT, "9p", sc.MS_NOSUID | sc.MS_NODEV, EXACT_OPTIONS)
+        for target in setup["exact"]:
+            sc.mount(EXACT + target, VIEW + target, None, sc.MS_BIND)
+    sc.mount(VIEW, SHOWN, None, sc.MS_BIND | sc.MS_REC)
     for target, size, mode in setup["private"]:
         owner = f"uid={setup['uid']},gid={setup['gid']}"
         sc.mount("private", VIEW + target, "tmpfs", _SCRATCH_FLAGS, f"{sized(size)},mode={mode:o},{owner}")

@@ -1,6 +1,6 @@
 """QEMU: the command line of a machine, and the monitor through which it is saved and restored.
 
-The machine has one processor, a serial port for frames and a 9p device, and nothing else: no disk, no network card, no display, no
+The machine has one processor, a serial port for frames and two 9p devices, and nothing else: no disk, no network card, no display, no
 console, no PCI bus. Saved and restored machines must be made of the same words.
 """
 
@@ -40,7 +40,7 @@ class Hardware:
     accelerator: str = EMULATION
 
     def words(self, *, ram: str, shared: bool, port: int, monitor: int, view: str) -> list[str]:
-        """Return QEMU's arguments. `ram` is the file of the memory, `view` the directory that the 9p device shows."""
+        """Return QEMU's arguments. `ram` is the file of the memory, `view` the directory that both 9p devices show."""
         return [
             "-M", "microvm,x-option-roms=off,rtc=on,isa-serial=off,memory-backend=ram",
             "-accel", _ACCELERATORS[self.accelerator],
@@ -52,6 +52,8 @@ class Hardware:
             "-chardev", f"socket,id=monitor,fd={monitor}", "-mon", "chardev=monitor,mode=control",
             "-fsdev", f"local,id=view,path={view},security_model=passthrough,multidevs=remap",
             "-device", "virtio-9p-device,fsdev=view,mount_tag=view",
+            "-fsdev", f"local,id=exact,path={view},security_model=passthrough,multidevs=remap",
+            "-device", "virtio-9p-device,fsdev=exact,mount_tag=exact",
         ]  # fmt: skip
 
 

@@ -19,7 +19,14 @@ from agent_sandbox.policy.model import MIB, Guarantee
 from agent_sandbox.runtime.base import COMMAND, Demands, Hosted, JavaScriptCode, Launch, Support, Traits
 from agent_sandbox.runtime.microvm import kernel_package, machine
 from agent_sandbox.runtime.microvm.template import Recipe, Shelf, Template, Unusable
-from agent_sandbox.runtime.microvm.view import VIEW, moved_down, private_directories, shared_memory_bytes, shown_in_private
+from agent_sandbox.runtime.microvm.view import (
+    VIEW,
+    exact_directories,
+    moved_down,
+    private_directories,
+    shared_memory_bytes,
+    shown_in_private,
+)
 from agent_sandbox.runtime.process.guest_request import DEVICES, SCRATCH
 from agent_sandbox.runtime.process.runtime import GUARANTEES, ProcessRuntime
 from agent_sandbox.runtime.process.zygote import UNUSABLE, Zygote
@@ -227,6 +234,7 @@ def _inside(launch: Launch) -> bytes:
             "executables": None if launch.processes or not native else list(launch.executables),
             "may_fork": launch.processes,
             "may_exec": launch.processes or native,
+            "exact": exact_directories(launch.root, launch.cwd) if launch.writable else [],
             "private": private_directories(launch.root),
             "shown_in_private": [*shown_in_private(launch.root), *([TRUST] if launch.network else [])],
             "network": tuple(launch.network),

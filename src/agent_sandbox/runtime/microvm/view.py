@@ -16,6 +16,7 @@ from agent_sandbox.kernel.mount_plan import (
     ExecutableFiles,
     ImageRoot,
     MountPlan,
+    Overlay,
     Proc,
     SealRoot,
     SkeletonRoot,
@@ -23,6 +24,7 @@ from agent_sandbox.kernel.mount_plan import (
     Symlink,
     Tmpfs,
 )
+from agent_sandbox.policy.paths import contains
 from agent_sandbox.runtime.microvm.libraries import names_of
 
 if TYPE_CHECKING:
@@ -61,6 +63,12 @@ def shown_in_private(plan: MountPlan) -> list[str]:
         elif any(target.startswith(f"{directory}/") for directory in private):
             shown.append(target)
     return shown
+
+
+def exact_directories(plan: MountPlan, cwd: str) -> list[str]:
+    """Return the directory with layers of its own in which a program works: the project, as opposed to the programs of the machine."""
+    own = [step.target for step in plan.steps if isinstance(step, Overlay) and step.writable and step.target != "/"]
+    return sorted((target for target in own if contains(target, cwd)), key=len)[-1:]
 
 
 def shared_memory_bytes(plan: MountPlan) -> int:
