@@ -53,7 +53,8 @@ class GvisorGuest(ProcessGuest):
         """Return the end of the run. If the agent has not reported it, the user-space kernel has ended: killed, or out of memory.
 
         Short of memory, the machine's kernel may also kill the process that the program's code runs in, and the user-space kernel then
-        reports some failure of the program.
+        reports some failure of the program. Without a cgroup, the user-space kernel ends when it is refused memory, which nobody reports:
+        then what it held at most is compared with the limit.
         """
         end = super()._exit(sinks)
         said = self._messages.get("exit")
@@ -62,4 +63,7 @@ class GvisorGuest(ProcessGuest):
         short = self._cgroup.usage().oom_kills > 0
         if said["reported"] and not (short and end.code):
             return end
+        most = self.launch.limits.memory_bytes
+        if "memory" not in self._cgroup.enforces and most is not None and end.usage.peak_memory_bytes >= most:
+            short, end = True, replace(end, limits_hit=(*(hit for hit in end.limits_hit if hit != "memory"), "memory"))
         return replace(end, code=_KILLED, reason=ExitReason.OUT_OF_MEMORY if short else ExitReason.KILLED, signal=9)
