@@ -38,6 +38,8 @@ def test_an_option_given_twice_keeps_every_value_and_the_last_one_counts() -> No
         ["run"],
         ["run", "--"],
         ["run", "--timeout"],
+        ["inspect", "--eval=", "1"],
+        *(["run", name, "", "true"] for name in ("--runtime", "--image", "--project", "--deny-command", "--policy")),
         ["run", "--json=yes", "x"],
         ["--json"],
         ["--", "run", "x"],

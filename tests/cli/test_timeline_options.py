@@ -45,7 +45,6 @@ def test_a_run_takes_a_file_and_everything_after_it_is_the_scripts() -> None:
         "inspect 1 2",
         "inspect --diff",
         "inspect --eval a --file b",
-        "inspect --eval= ",
         "timeline 3",
         "timeline t1 --all",
         "run --timeline --throw-away a.py",

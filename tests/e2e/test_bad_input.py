@@ -35,6 +35,8 @@ pytestmark = pytest.mark.once
         (["run", "--runtime", "minivm", "true"], "there is no runtime 'minivm'"),
         (["run"], "an argument is missing"),
         (["run", "--cwd", "", "true"], "--cwd is empty"),
+        (["run", "--runtime", "", "true"], "--runtime is empty"),
+        (["run", "--image=", "true"], "--image is empty"),
         (["run", "--cwd", "/proc/1", "true"], "not in the sandbox"),
         (["run", "--", ""], "whose first is a program"),
     ],

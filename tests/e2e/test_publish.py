@@ -66,7 +66,7 @@ def test_the_document_of_a_run_holds_the_use_of_its_ports(shell: Shell) -> None:
         (("--publish", "80"), "below 1024"),
         (("--publish", "web"), "not a port to publish"),
         (("--publish", "8000,8000:1"), "published twice"),
-        (("--publish", ""), "--publish names no port"),
+        (("--publish", ""), "--publish is empty"),
         (("--publish", "8000", "--simulate"), "does not go with a simulation"),
         (("--publish", "8000", "--diff"), "does not go with --diff"),
         (("--publish", "8000", "--policy", "medium"), "no port may be published: preset medium forbids it"),

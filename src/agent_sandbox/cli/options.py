@@ -106,7 +106,7 @@ class ShowOptions:
         if request.has("--raw") and form != "patch":
             raise UsageError("--raw goes with --patch", hint="see: agent-sandbox help diff")
         pager = not request.has("--no-pager") and form not in ("json", "patch")
-        return cls(form, request.has("--all"), _patterns(request, "--only"), pager, request.has("--raw"))
+        return cls(form, request.has("--all"), request.values("--only"), pager, request.has("--raw"))
 
 
 @dataclass(frozen=True)
@@ -285,7 +285,7 @@ class PromoteOptions:
         return cls(
             request.value("--project"),
             PolicyOptions.read(request),
-            _patterns(request, "--only"),
+            request.values("--only"),
             request.values("--skip"),
             request.has("--yes"),
             "merge" if request.has("--merge") else "force" if request.has("--force") else "refuse",
@@ -395,12 +395,6 @@ def _command(request: Request) -> tuple[str, ...]:
 def read_names(request: Request, option: str) -> tuple[str, ...]:
     """Return the names in an option that takes several, separated by commas or blanks, or in repeated options."""
     return tuple(name for value in request.values(option) for name in value.replace(",", " ").split())
-
-
-def _patterns(request: Request, option: str) -> tuple[str, ...]:
-    if any(not text for text in request.values(option)):
-        raise PolicyError(f"{option} is empty", hint="name a file, a directory or a pattern such as 'src/*.py'")
-    return request.values(option)
 
 
 def _approved(request: Request) -> frozenset[str]:

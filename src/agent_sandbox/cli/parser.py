@@ -2,7 +2,7 @@
 
 Written by hand, because the rules are few and a library would take longer to load. Options stand before or after the verb. For `run`,
 everything from the first word of the command on belongs to that command. An option that is unknown, or that belongs to another verb, is an
-error.
+error. So is an empty value, as a script writes it whose variable is not set: it would otherwise count as no wish.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _NAMED = 4  # verbs in a hint
+_MAY_BE_EMPTY = ("--allow",)  # no program at all
 
 
 class UsageError(SandboxError):
@@ -87,6 +88,8 @@ def _take_options(line: list[str], given: dict[str, list[str]], verb: str) -> st
             value = line.pop(0)
         elif equals and not option.value:
             raise UsageError(f"{name} takes no value", hint=f"write {name}")
+        if option.value and not value and option.name not in _MAY_BE_EMPTY:
+            raise UsageError(f"{name} is empty", hint=f"give it a value ({option.name} {option.value}), or leave it out")
         given.setdefault(option.name, []).append(value)
     return None
 
