@@ -28,6 +28,7 @@ pytestmark = pytest.mark.once
 
 Open = Callable[..., SandboxSession]
 
+GONE = {"d": "gone", "d/a": "gone"}  # a directory stands for the rest of what was in it
 LINK = "os.symlink('{}', 'l'); os.utime('l', (1, 1), follow_symlinks=False)"
 
 
@@ -615,7 +616,17 @@ def test_two_states_are_compared(opened: Open) -> None:
         ("os.makedirs('d/e'); open('d/e/f', 'w').close()", "shutil.rmtree('d')\nos.makedirs('d/e')", {"d/e/f": "gone"}),
         ("os.mkdir('d'); open('d/a', 'w').close()", "os.chmod('d', 0o700); open('d/b', 'w').close()", {"d": "changed", "d/b": "new"}),
         (f"{LINK.format('a')}", f"os.unlink('l'); {LINK.format('b')}", {"l": "changed"}),
-        ("os.mkdir('d')", "os.makedirs('new/e'); open('new/e/f', 'w').close(); os.rmdir('d')", {"d": "gone", "new/e/f": "new"}),
+        (
+            "os.mkdir('d')",
+            "os.makedirs('new/e'); open('new/e/f', 'w').close(); os.rmdir('d')",
+            {"d": "gone", "new": "new", "new/e": "new", "new/e/f": "new"},
+        ),
+        (
+            "os.mkdir('d'); open('d/a', 'w').close(); open('d/b', 'w').close()",
+            "open('d/a', 'w').write('x')\nc = 1\nshutil.rmtree('d')",
+            GONE,
+        ),
+        ("pass", "os.mkdir('d')\nopen('d/a', 'w').close()\nos.unlink('d/a')", {"d": "new"}),
     ],
 )
 def test_no_difference_of_files_is_missed(opened: Open, first: str, then: str, changed: dict[str, str]) -> None:

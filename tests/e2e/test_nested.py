@@ -17,6 +17,7 @@ import pytest
 
 from tests.e2e.containers import CANARY, NEIGHBOUR, Container, control, made_container
 from tests.e2e.program import PROGRAM, Shell, words
+from tests.patience import until
 
 
 @pytest.fixture
@@ -99,12 +100,20 @@ exec podman --root "$1/root" --runroot "$1/run" run --rm --ulimit nofile=1024:10
 """
 
 
+def _removed(place: str) -> bool:
+    shutil.rmtree(place, ignore_errors=True)
+    return not os.path.exists(place)
+
+
 @pytest.mark.skipif(ENGINE is None or os.geteuid() != 0, reason="needs podman, and root to start it with the machine as its image")
 def test_in_a_default_podman_container_an_ordinary_user_can_run_sandboxes(reachable_checkout: Path) -> None:
     program = f"{reachable_checkout}/.venv/bin/python -m agent_sandbox"
     line = f"mkdir p && cd p && echo up && {program} run 'echo works > f' && {program} diff && {program} doctor"
-    with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="pod") as place:  # podman takes short names only
+    place = tempfile.mkdtemp(dir="/var/tmp", prefix="pod")  # podman takes short names only
+    try:
         done = subprocess.run(["unshare", "-m", "sh", "-c", POD, "-", place, line], capture_output=True, check=False, timeout=600)
+    finally:  # what clears away behind podman may still write there
+        assert until(lambda: _removed(place))
     said = done.stdout.decode() + done.stderr.decode()
     if not done.stdout.startswith(b"up\n"):
         pytest.skip(f"podman starts no container here: {said[-300:]}")

@@ -157,7 +157,7 @@ def test_where_no_worker_can_be_made_what_runs_goes_on_and_callers_perform_their
         assert until(lambda: counts(shell)["ready"] >= 1)
         assert [each["state"] for each in shell.json("ps", "--all")["sandboxes"] if each["name"] == kept] == ["running"]
         before = counts(shell)
-        assert before["handed_back"] == 1
+        assert before["handed_back"] >= 1
         assert shell(*QUICK).stdout == b"1\n" and counts(shell)["performed"] == before["performed"] + 1, "the control arm"
 
 
@@ -205,7 +205,7 @@ def test_when_the_egress_of_a_run_is_killed_its_network_is_gone_and_the_daemon_g
         for pid in egress if killed else []:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        assert until(lambda: not killed or all(pid not in running() or running()[pid].zombie for pid in egress))
+        assert until(lambda: not killed or not {pid for pid, found in running().items() if not found.zombie}.intersection(egress))
         answer, told = caller.communicate(b"\n")
         assert answer == (b"no answer\n" if killed else b"403\n")
         assert (b"the network was lost" in told) is killed

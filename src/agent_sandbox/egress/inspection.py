@@ -74,9 +74,9 @@ class Inspection:
             raise FlowRefused(403, "the method of the request holds data that must not leave", withheld=True)
 
     def clears(self, *texts: bytes) -> bool:
-        """Return whether texts of a request that was refused unsearched may be recorded: nothing is found in them."""
+        """Return whether texts of a request that was refused unsearched may be recorded: nothing in them would be refused or replaced."""
         try:
-            return not any(_all(search, text) for search in self._searches for text in texts)
+            return all(self._searched(text, "the record", [], held=False) == text for text in texts)
         except Exception:  # what cannot be searched is not cleared
             return False
 

@@ -260,10 +260,8 @@ class _Stage:
                         names |= entries_of_both(before, after, name)
                 if len(names) > MOST_COMPARED:
                     raise OSError(errno.E2BIG, f"more than {MOST_COMPARED} files were touched")
-                parents = {os.path.dirname(name) for name in names}
                 for name in sorted(names):
-                    difference = compare_entry(before, after, name)
-                    if difference and (difference == "changed" or name not in parents):  # what is in a new one says that it is new
+                    if difference := compare_entry(before, after, name):
                         found[os.path.join(scene.target, name)] = difference
         return found
 
