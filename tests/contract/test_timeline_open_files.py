@@ -10,8 +10,6 @@ from tests.contract.test_timeline import Open, opened
 
 __all__ = ["opened"]
 
-pytestmark = pytest.mark.both
-
 
 def step_of(session: SandboxSession, text: str) -> Step:
     return next(step for step in session.timeline if step.text == text)

@@ -281,7 +281,7 @@ def test_without_the_extra_it_says_what_to_install() -> None:
         [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(source)!r})\n{code}"], capture_output=True, check=False
     )
     needed = tomllib.loads((source.parent / "pyproject.toml").read_text())["project"]["optional-dependencies"]["wasm"]
-    assert b"RuntimeUnavailable" in ran.stderr and f"pip install {shlex.join(needed)}".encode() in ran.stderr, ran.stderr
+    assert b"RuntimeUnavailable" in ran.stderr and b"pip install " in ran.stderr and shlex.join(needed).encode() in ran.stderr, ran.stderr
 
 
 @pytest.fixture
