@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
 import os
 import socket
 import threading
@@ -64,3 +66,19 @@ def test_a_stream_that_ends_inside_a_message_leaves_no_descriptor(sent: int) -> 
         with pytest.raises(EOFError):
             wire.receive(theirs)
         assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_memfd_is_sealed_although_somebody_holds_a_page_of_it_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    memfd = os.memfd_create("sealed", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.write(memfd, b"content")
+    held = mmap.mmap(memfd, 7)
+    monkeypatch.setattr(wire, "SEAL_SECONDS", 0.0)
+    with pytest.raises(OSError) as refused:
+        wire.seal(memfd)
+    assert refused.value.errno == errno.EBUSY, "the control arm"
+    monkeypatch.setattr(wire, "SEAL_SECONDS", 60.0)
+    threading.Timer(0.3, held.close).start()
+    wire.seal(memfd)
+    with pytest.raises(PermissionError):
+        os.write(memfd, b"other")
+    os.close(memfd)

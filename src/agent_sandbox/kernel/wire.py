@@ -7,10 +7,12 @@ read raw and bounded.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import marshal
 import os
 import struct
+import time
 
 from agent_sandbox._fast.values import TYPE_CHECKING
 
@@ -146,9 +148,25 @@ def close_all(descriptors: Sequence[int]) -> None:
             continue
 
 
+SEAL_SECONDS, _SEAL_PAUSE = 10.0, 0.01
+
+
 def seal(memfd: int) -> None:
-    """Seal a memfd: no holder can change its content or size any more."""
-    fcntl.fcntl(memfd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE)
+    """Seal a memfd: no holder can change its content or size any more. Raises OSError.
+
+    The kernel refuses it with EBUSY while somebody else holds one of its pages: a mapping for writing, but also the kernel itself, which
+    moves or reclaims pages at any time. So it is tried again for a while.
+    """
+    seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+    give_up_at = time.monotonic() + SEAL_SECONDS
+    while True:
+        try:
+            fcntl.fcntl(memfd, fcntl.F_ADD_SEALS, seals)
+            return
+        except OSError as error:
+            if error.errno != errno.EBUSY or time.monotonic() >= give_up_at:
+                raise
+        time.sleep(_SEAL_PAUSE)
 
 
 def exactly(sock: socket.socket, count: int) -> bytes:
