@@ -667,7 +667,7 @@ def test_two_states_are_compared_however_many_files_differ(opened: Open) -> None
     ],
 )
 def test_no_difference_of_variables_is_missed(opened: Open, first: str, then: str, changed: set[str]) -> None:
-    """Of what pickle knows by its name only, or not at all, too."""
+    """Values that pickle knows by name only, or cannot pickle, are compared too."""
     session = opened()
     done = session.run(f"{first}\nbegin = 1\n{then}\nend = 1")
     assert done.success, done.stderr

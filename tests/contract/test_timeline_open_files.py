@@ -1,4 +1,4 @@
-"""What a program has open while states of it are kept: recording changes nothing of it, and a state has it as it was, or says so."""
+"""Open files and other descriptors of a recorded program: a state keeps each as it was, or names it as lost."""
 
 from __future__ import annotations
 

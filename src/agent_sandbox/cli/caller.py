@@ -89,7 +89,9 @@ def pass_on(name: str, data: bytes) -> None:
     try:
         write_all(1 if name == "stdout" else 2, data)
     except OSError as error:
-        error.filename = "standard output" if name == "stdout" else "standard error"
+        from agent_sandbox.cli.main import STANDARD_ERROR, STANDARD_OUTPUT  # which tells the user of it
+
+        error.filename = STANDARD_OUTPUT if name == "stdout" else STANDARD_ERROR
         raise
 
 
