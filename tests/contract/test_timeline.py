@@ -28,6 +28,8 @@ pytestmark = pytest.mark.once
 
 Open = Callable[..., SandboxSession]
 
+# Expressions that end the process in which they are evaluated, each with what is said.
+ENDS = {"os._exit(3)": "exit code 3", "os.kill(os.getpid(), 15)": "signal 15", "os.fork() and os._exit(4)": "exit code 4"}
 GONE = {"d": "gone", "d/a": "gone"}  # a directory stands for the rest of what was in it
 LINK = "os.symlink('{}', 'l'); os.utime('l', (1, 1), follow_symlinks=False)"
 
@@ -186,17 +188,32 @@ def test_a_state_goes_on_as_if_nothing_had_been(opened: Open) -> None:
 def test_looking_changes_nothing_whatever_it_runs(opened: Open) -> None:
     session = opened()
     session.run("import os\na = [1]\nme = os.getpid()\nopen('f', 'w').write('one')")
-    for expression in ("a.append(2) or open('f', 'w').write('two')", "os.unlink('f')", "os.kill(me, 9)", "os._exit(3)"):
-        try:
-            session.inspect().evaluate(expression, timeout=20)
-        except SandboxError:
-            assert expression.startswith(("os.kill", "os._exit"))
+    for expression in ("a.append(2) or open('f', 'w').write('two')", "os.unlink('f')"):
+        session.inspect().evaluate(expression)
+    with pytest.raises(SandboxError, match="ProcessLookupError"):
+        session.inspect().evaluate("os.kill(me, 9)")
+    for expression, why in ENDS.items():
+        with pytest.raises(SandboxError, match=why):
+            session.inspect().evaluate(expression, timeout=10_000)
     with pytest.raises(SandboxError, match="no answer within"):
-        session.inspect().evaluate("[each for each in iter(int, 1)]", timeout=0.5)
+        session.inspect().evaluate("all(iter(lambda: 1, 0))", timeout=0.5)
     with pytest.raises(SandboxError, match="ZeroDivisionError"):
         session.inspect().evaluate("1 / 0")
     assert session.run("a, open('f').read(), os.getpid() == me").value == [[1], "one", True]
     assert session.run("a.append(2); a").value == [1, 2], "the same words in a turn do change it"
+
+
+@pytest.mark.both
+@pytest.mark.parametrize("expression", ["[b'x' * 2**20 for each in iter(int, 1)]", "(os.fork(), [b'x' * 2**20 for each in iter(int, 1)])"])
+def test_a_look_that_takes_all_memory_ends_no_state(opened: Open, expression: str) -> None:
+    session = opened(max_memory_mb=250)
+    session.run("import os\na = 1\na = 2\na = 3")
+    kept = [step.number for step in session.timeline if step.kept]
+    with pytest.raises(SandboxError, match="ended by signal 9, as when memory runs out"):
+        session.inspect(3).evaluate(expression, timeout=10_000)
+    assert [session.inspect(number).evaluate("1").repr for number in kept] == ["1"] * len(kept)
+    assert [step.number for step in session.timeline if step.kept] == kept and len(kept) > 3
+    assert session.run("a").value == 3
 
 
 def test_a_repr_that_raises_prints_or_is_long_is_bounded(opened: Open) -> None:

@@ -19,7 +19,7 @@ from contextlib import suppress
 from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.kernel import wire
 from agent_sandbox.kernel.init import Family
-from agent_sandbox.kernel.wire import ADOPT, CLEAR, DROP, FREEZE, GO, HALT, KEEP, MAIN, ORDER, RESUME, RETIRE, SPLIT, STILL, WAKE
+from agent_sandbox.kernel.wire import ADOPT, CLEAR, DROP, FREEZE, GO, HALT, KEEP, LOOK, MAIN, ORDER, RESUME, RETIRE, SPLIT, STILL, WAKE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,6 +37,7 @@ class KeptProcesses(Family):
         self._halted: set[int] = set()
         self._waking = 0  # the checkpoint that is being woken
         self._leaving = 0  # the checkpoint that was dropped, until it is reaped
+        self._looking = 0  # the copy of a checkpoint that is only looked at
         self._control: socket.socket | None = None
         self._forks: dict[int, Fork] = {}  # by the pid of their first process
 
@@ -60,9 +61,19 @@ class KeptProcesses(Family):
             self._tell({"kind": "dropped"})
         if pid == self._waking:
             self._tell({"kind": "gone"})
+        if pid == self._looking:
+            self._looking = 0
+            self._tell({"kind": "left", "status": int(status)})
 
     def give_up_one(self) -> bool:
-        """End the oldest checkpoint that sleeps, and wait until its memory is free. Return whether there was one."""
+        """End the copy that is looked at, or else the oldest checkpoint that sleeps, and wait until its memory is free.
+
+        Return whether there was one.
+        """
+        if looking := self._looking:
+            self._retire()
+            self.ended(looking, signal.SIGKILL)
+            return True
         for pid in sorted(self.kept - {self._waking, self._leaving}):
             if self._sleeps(pid):
                 _end([pid])
@@ -76,7 +87,7 @@ class KeptProcesses(Family):
                 wire.send(self._control, message)
 
     def do(self, order: bytes, pid: int, control: socket.socket) -> None:
-        """Carry out an order. DROP, CLEAR, HALT, FREEZE, STILL and RETIRE are answered on `control` once done.
+        """Carry out an order. DROP, CLEAR, HALT, FREEZE, STILL, LOOK and RETIRE are answered on `control` once done.
 
         DROP is answered when the checkpoint has been reaped: the kernel takes its memory apart meanwhile, and other orders are carried out.
         The supervisor drops no second one before that. CLEAR, HALT and FREEZE name the checkpoint that is to be woken: if it has ended,
@@ -122,8 +133,12 @@ class KeptProcesses(Family):
         elif order in (HALT, FREEZE):
             self._stop(self._others if order == HALT else lambda: [*self._others(), *(self.kept - {self._leaving})])
             wire.send(control, {"kind": "halted"})
+        elif order == LOOK:
+            self._control = control
+            self._looking = 0 if pid in self.kept | self._halted else pid  # it says itself which one it is
+            wire.send(control, {"kind": "looking"})
         elif order == RETIRE:
-            self._waking = 0
+            self._waking = self._looking = 0
             self._retire()
             wire.send(control, {"kind": "retired"})
         elif order == RESUME:

@@ -32,12 +32,13 @@ LARGEST_ORDER = 16384  # bytes: a path and two numbers
 # for a run with checkpoints, each with the pid of a process: KEEP it as a checkpoint, DROP it, WAKE it, make it the MAIN program. CLEAR
 # ends every process that is not kept. HALT stops them until RESUME; RETIRE ends those that were started since. FREEZE stops the
 # checkpoints, too, because there will be forks. SPLIT lets one of them go on to make a fork, and STILL stops it again. ADOPT names the
-# first process of the fork, and is followed by one byte with a socket for the orders about it.
+# first process of the fork, and is followed by one byte with a socket for the orders about it. LOOK names the copy of a woken
+# checkpoint that is only looked at, until RETIRE.
 ORDER = struct.Struct("!cd")
 GO, SIGNAL = b"g", b"s"
 KEEP, DROP, WAKE, MAIN, CLEAR, HALT, RETIRE, RESUME = b"k", b"d", b"w", b"m", b"c", b"h", b"e", b"r"
-FREEZE, SPLIT, STILL, ADOPT = b"t", b"f", b"q", b"a"
-FAMILY_ORDERS = (KEEP, DROP, WAKE, MAIN, CLEAR, HALT, RETIRE, RESUME, FREEZE, SPLIT, STILL, ADOPT)
+FREEZE, SPLIT, STILL, ADOPT, LOOK = b"t", b"f", b"q", b"a", b"l"
+FAMILY_ORDERS = (KEEP, DROP, WAKE, MAIN, CLEAR, HALT, RETIRE, RESUME, FREEZE, SPLIT, STILL, ADOPT, LOOK)
 FORKED = b"f"  # a fork's first byte, to which the kernel adds its pid; and the answer, with its descriptors
 STAGED = b"S"  # the supervisor's answer to an init whose view stands: the stagehand has taken its place
 

@@ -36,8 +36,6 @@ class SteppedShellTurns(steps.SteppedTurns):
         return code
 
     def _turn(self, name: str, source: str, stdin: bytes) -> dict[str, Any]:
-        if source.startswith(look.PREFIX):
-            return {"code": 0, "value": answer(source, self._shell, self._first)}
         if not source.startswith(PREFIX):
             return super()._turn(name, source, stdin)
         lines = look.lines_of(source.removeprefix(PREFIX)) or [""]
@@ -48,6 +46,9 @@ class SteppedShellTurns(steps.SteppedTurns):
         except steps._Woken:
             return {"code": 0, "value": None, "woken": True}
         return done
+
+    def _look(self, question: str) -> dict[str, Any]:
+        return answer(question, self._shell, self._first)
 
 
 def answer(question: str, shell: PersistentShell, first: ShellState) -> dict[str, Any]:

@@ -142,7 +142,8 @@ class SteppedTurns(Turns):
 
     def _turn(self, name: str, source: str, stdin: bytes) -> dict[str, Any]:
         if source.startswith(look.PREFIX):
-            return {"code": 0, "value": look.answer(source, self.main.__dict__, self._error, self._frame)}
+            _exchange_score(b"1000")  # what is only looked at is ended before any state when memory runs out
+            return {"code": 0, "value": self._look(source)}
         self._count += 1
         name = f"<turn {self._count}>"
         if name == FIRST_TURN:
@@ -177,6 +178,10 @@ class SteppedTurns(Turns):
             self._error = error
             code = self._ended(error)
         return {"code": code, "value": value}
+
+    def _look(self, question: str) -> dict[str, Any]:
+        """Answer a question about this state, in a copy that is thrown away afterwards."""
+        return look.answer(question, self.main.__dict__, self._error, self._frame)
 
     def _step(self, node: _Statement | None) -> bool:
         """Make a checkpoint before a statement, or without one at the end of the turn, if the host wants one.

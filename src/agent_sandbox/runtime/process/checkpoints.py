@@ -11,6 +11,8 @@ while there are forks, all its processes are stopped. The state that is to fork 
 from __future__ import annotations
 
 import marshal
+import os
+import signal
 import socket
 import threading
 import time
@@ -20,7 +22,7 @@ from contextlib import contextmanager, suppress
 from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.errors import LaunchFailed, SandboxError
 from agent_sandbox.kernel import stagehand, wire
-from agent_sandbox.kernel.wire import ADOPT, CLEAR, DROP, FREEZE, HALT, KEEP, MAIN, ORDER, RESUME, RETIRE, SPLIT, STAGED, STILL, WAKE
+from agent_sandbox.kernel.wire import ADOPT, CLEAR, DROP, FREEZE, HALT, KEEP, LOOK, MAIN, ORDER, RESUME, RETIRE, SPLIT, STAGED, STILL, WAKE
 from agent_sandbox.runtime.base import StateNotKept
 from agent_sandbox.runtime.process.checkpoint_guard import CheckpointGuard, guard, process_numbers
 from agent_sandbox.runtime.process.fork_handle import ForkedGuest
@@ -251,7 +253,8 @@ class Checkpoints:
     def woken(self, pid: int, generation: str, chain: Sequence[str]) -> Iterator[Callable[[bytes, float], bytes]]:
         """Wake a state for the length of a block, with its files; all else stops meanwhile, and goes on afterwards as if nothing had been.
 
-        Yield a function that gives it a turn, and returns what it says at its end; it raises `SandboxError` after so many seconds.
+        Yield a function that gives it a turn, and returns what it says at its end; it raises `SandboxError` after so many seconds, or when
+        the process that takes the turn ends.
         """
         self._order(HALT, pid)
         self._await("halted")
@@ -261,12 +264,14 @@ class Checkpoints:
             self._ask(stagehand.COVER, generation, list(chain))
             self._stand_alone(True)
             self._order(WAKE, pid)
-            self._await_woken()
+            self._order(LOOK, self._await_woken())
+            self._await("looking")  # it has no turn yet, so its end cannot be missed
             yield self._take_turn
         finally:
             self._talk.set_aside()
             self._order(RETIRE)
             self._await("retired")
+            self._guest._messages.pop("left", None)
             self._stand_alone(False)
             self._ask(stagehand.UNCOVER)
             self._order(RESUME)
@@ -319,8 +324,11 @@ class Checkpoints:
         for name, fd in self._guest._outputs.items():
             poller.add(fd, Sink(name, fd, 0, self._guest.launch).take)
         why, hint = f"it gave no answer within {seconds:g} seconds", "ask for less, or give it more time: timeout=60"
-        self._wait_until(lambda: self._talk.said is not None, poller, why, seconds=seconds, hint=hint)
-        assert self._talk.said is not None
+        messages = self._guest._messages
+        self._wait_until(lambda: self._talk.said is not None or "left" in messages, poller, why, seconds=seconds, hint=hint)
+        if self._talk.said is None:
+            why = _ended_by(int(messages["left"]["status"]))
+            raise SandboxError(f"a state of this session could not be looked at: {why}", hint="ask for something else; the state is kept")
         return self._talk.said
 
     def _listening(self) -> Poller:
@@ -346,3 +354,12 @@ class Checkpoints:
             if control not in poller or "exit" in guest._messages or self._talk.lost or time.monotonic() > until:
                 raise SandboxError(f"a state of this session could not be used: {otherwise}", hint=hint)
             poller.wait(max(0.0, min(0.5, until - time.monotonic())))
+
+
+def _ended_by(status: int) -> str:
+    """Say how a copy of a state ended that was to answer a question."""
+    if os.WIFEXITED(status):
+        return f"the copy of it in which this ran ended with exit code {os.WEXITSTATUS(status)}"
+    number = os.WTERMSIG(status)
+    perhaps = ", as when memory runs out" if number == signal.SIGKILL else ""
+    return f"the copy of it in which this ran was ended by signal {number}{perhaps}"
