@@ -24,6 +24,7 @@ from agent_sandbox.runtime.microvm.runtime import MicroVmRuntime
 from bench import heavier
 from bench.ours import KIB, descendants, proportional_kib
 from bench.peers import LONGEST_RUN, Call, Missing, command, first_that_works
+from scripts.docker_engine import EngineMissing, docker_engine
 
 TAG = "agent-sandbox-bench"
 BOOT_SECONDS = 240.0  # emulated, on a busy machine
@@ -31,6 +32,7 @@ _LOW = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=512:512")  # without 
 _RUN = ("run", "--rm", "--interactive", "--network=none", "--pull=never", *_LOW)
 # crun refuses machines with both versions of control groups, unless it does not see them.
 _COVERED = 'mount -t tmpfs none /sys/fs/cgroup && exec "$@"'
+_NOTHING = subprocess.DEVNULL
 _PLATFORMS = ("systrap", "ptrace")
 # Awake, it says so; it ends with its input.
 _WAITS = "print(flush=True); import sys; sys.stdin.read()"
@@ -64,14 +66,22 @@ def _clear(place: str) -> None:
 
 
 def docker() -> Way:
-    """`docker run` on a copy of the image."""
-    if shutil.which("docker") is None:
-        raise Missing("docker is not installed")
-    answered = subprocess.run(["docker", "info"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    if answered.returncode != 0:
-        raise Missing("no daemon of docker runs here")
-    _copy_image(("docker", "image", "inspect", TAG), ("docker", "import", "-", TAG))
-    return lambda name, program: ("docker", *_RUN, f"--name={name}", TAG, *program)
+    """`docker run` on a copy of the image, by the engine of this machine, or else by one that ends with this process."""
+    if shutil.which("docker") is None or subprocess.run(["docker", "info"], stdin=_NOTHING, capture_output=True, check=False).returncode:
+        _start_docker()
+    engine = (shutil.which("docker") or "docker", *((f"--host={os.environ['DOCKER_HOST']}",) if "DOCKER_HOST" in os.environ else ()))
+    _copy_image((*engine, "image", "inspect", TAG), (*engine, "import", "-", TAG))
+    return lambda name, program: (*engine, *_RUN, f"--name={name}", TAG, *program)
+
+
+@cache
+def _start_docker() -> None:
+    stack = ExitStack()
+    try:
+        os.environ.update(stack.enter_context(docker_engine()))
+    except EngineMissing as error:
+        raise Missing(str(error)) from error
+    atexit.register(stack.close)
 
 
 def _copy_image(there: Sequence[str], take: Sequence[str]) -> None:

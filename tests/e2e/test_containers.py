@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from agent_sandbox.container_images import list_images
+from scripts.docker_engine import EngineMissing, docker_engine
 from tests.e2e.program import Shell, words
 from tests.images import SLIM, archive, entry, slim
 from tests.patience import until
@@ -98,3 +103,50 @@ def test_code_runs_with_the_interpreter_of_the_image(with_image: str, project: P
     done = shell("code", "--throw-away", "--image", SLIM, "work.py", "--json", "--", "a")
     document = json.loads(done.stdout)
     assert document["runtime"] == "container" and document["stdout"] == "/usr/bin/python3 ['a'] read\n", words(done)
+
+
+BUILT = """
+FROM base
+ENV WHERE=engine
+RUN rm /etc/debian_version && echo layered > /etc/note
+"""
+SAID = "echo $WHERE; cat /etc/note; ls /etc/debian_version 2>/dev/null; python3 -c 'print(6 * 7)'"
+CALLS_ENGINE = "import socket; socket.socket(socket.AF_UNIX).connect({path!r}); print('reached')"
+
+
+def in_docker(cwd: Path, engine: dict[str, str], *line: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    """Type `docker` and these words, and wait for it."""
+    return subprocess.run(["docker", *line], cwd=cwd, env={**os.environ, **engine}, input=stdin, capture_output=True, check=False)
+
+
+@pytest.mark.torture
+@pytest.mark.needs_root
+def test_an_image_that_a_docker_engine_built_runs_here_as_it_does_there(with_image: str, project: Path) -> None:
+    """The engine only hands it out: the run has our walls, and does not reach the engine."""
+    base = next(each for each in list_images() if with_image in each.names)
+    try:
+        with docker_engine() as engine:
+            docker, shell = partial(in_docker, project, engine), Shell(project, engine)
+            (project / "Dockerfile").write_text(BUILT)
+            packed = subprocess.run(["tar", "-C", base.root, "-c", "."], capture_output=True, check=True).stdout
+            assert docker("import", "-", "base", stdin=packed).returncode == 0
+            built = docker("build", "--network=none", "--tag=built:1", ".")
+            assert built.returncode == 0, words(built)
+            there = docker("run", "--rm", "--network=none", "built:1", "sh", "-c", SAID)
+            assert there.stdout == b"engine\nlayered\n42\n", words(there)
+            here = shell("run", "--image", "built:1", "--", "sh", "-c", SAID)
+            assert here.stdout == there.stdout, words(here)
+            ids = shell("run", "--image", "built:1", "--", "cat", "/proc/self/uid_map").stdout.split()
+            assert ids[1:2] != [b"0"], "user 0 of a container of docker is user 0 of the machine; of ours it is not"
+            call = CALLS_ENGINE.format(path=engine["DOCKER_HOST"].removeprefix("unix://"))
+            assert subprocess.run([sys.executable, "-c", call], capture_output=True, check=True).stdout == b"reached\n", "the control arm"
+            for options in (("--image", "built:1"), ()):
+                refused = shell("run", "--throw-away", *options, "--", "python3", "-c", call)
+                assert refused.returncode == 1 and b"reached" not in refused.stdout, words(refused)
+            assert shell("image", "remove", "built:1", "--yes").returncode == 0
+            absent = shell("run", "--image", "other:1", "--", "true")
+            assert absent.returncode == 125 and "docker: Error: No such image: other:1" in words(absent), words(absent)
+        ended = shell("run", "--image", "built:1", "--", "true")
+        assert ended.returncode == 125 and "docker: Cannot connect to the Docker daemon" in words(ended), words(ended)
+    except EngineMissing as error:
+        pytest.skip(str(error))
