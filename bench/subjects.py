@@ -200,10 +200,12 @@ SUBJECTS: dict[str, tuple[Subject, ...]] = {
     "states": (
         Subject("50", "a state, 50 MB resident", partial(timelines.keeping, 50)),
         Subject("1000", "a state, 1 GB resident", partial(timelines.keeping, 1000)),
+        Subject("again", "a state, 1 GB that was written to after a state", partial(timelines.keeping, 1000, again=True)),
     ),
     "rewinds": (
         Subject("50", "rewind, 50 MB resident", partial(timelines.going_back, 50)),
         Subject("1000", "rewind, 1 GB resident", partial(timelines.going_back, 1000)),
+        Subject("again", "rewind, 1 GB that was written to after a state", partial(timelines.going_back, 1000, again=True)),
     ),
     "forks": (Subject("us", f"{timelines.FORKS} forks of a session with a table of 1 GB", partial(timelines.forking, 1000)),),
     "forks' memory": (Subject("us", f"{timelines.FORKS} forks of a session with a table of 1 GB", partial(timelines.forks_of, 1000)),),

@@ -19,7 +19,8 @@ FORKS = 8
 ATTEMPTS = 3
 _SECONDS = 300.0
 _MIB = 1 << 20
-_FILL = "block = bytearray({0}); block[::4096] = b'x' * len(range(0, {0}, 4096))"  # every page of it is resident
+_FILL = "block = bytearray({0})"  # every page of it is resident
+_AGAIN = "block[::4096] = b'x' * len(range(0, {0}, 4096))"  # every page of it is written to after a state: no huge page is left whole
 _TABLE = "import numpy, pandas; table = pandas.DataFrame(numpy.random.default_rng(1).random(({0} // 80, 10)))"
 # An analysis as people write them: generated orders, cleaned, joined, grouped, reshaped, written and read again.
 ROWS, MANY_ROWS = 200_000, 2_000_000  # of the analysis: a third of a second, and three seconds
@@ -73,14 +74,14 @@ class States:
         return [_milliseconds(self) / (STATEMENTS + 1) for _ in range(times)]
 
 
-def keeping(megabytes: int) -> States:
-    """States of a session whose program holds so much memory."""
-    return States(_holding(megabytes))
+def keeping(megabytes: int, *, again: bool = False) -> States:
+    """States of a session whose program holds so much memory, made by one statement; with `again`, written to once more by the next."""
+    return States(_holding(megabytes, again=again))
 
 
-def going_back(megabytes: int) -> Call:
+def going_back(megabytes: int, *, again: bool = False) -> Call:
     """A rewind, from a state in which something was written since."""
-    session = _holding(megabytes)
+    session = _holding(megabytes, again=again)
     _done(session, "here = 1\nhere = 2")
     step = session.timeline.steps[-2]
 
@@ -176,9 +177,9 @@ def trying(at_once: int | None) -> Call:
     return call
 
 
-def _holding(megabytes: int) -> SandboxSession:
+def _holding(megabytes: int, *, again: bool) -> SandboxSession:
     session = Sandbox(validate_code=False, runtime="process", max_memory_mb=None, timeout_seconds=_SECONDS).session(timeline=True)
-    _done(session, _FILL.format(megabytes * _MIB))
+    _done(session, "\n".join([_FILL, *([_AGAIN] if again else [])]).format(megabytes * _MIB))
     return session
 
 

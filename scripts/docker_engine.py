@@ -19,7 +19,7 @@ from pathlib import Path
 UNPACKED = Path("/usr/local/lib/agent-sandbox/docker")
 PACKAGES = ("docker.io", "containerd", "runc", "tini")
 READY_SECONDS, END_SECONDS = 300.0, 60.0  # guards against hanging
-_ENDS_WITH_US = ("setpriv", "--pdeath-signal=TERM")
+_ENDS_WITH_US = ("setpriv", "--pdeathsig", "TERM")
 _TOUCHES_NOTHING = ("--iptables=false", "--ip6tables=false", "--ip-forward=false", "--ip-masq=false", "--bridge=none")
 
 

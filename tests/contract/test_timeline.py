@@ -203,6 +203,29 @@ def test_looking_changes_nothing_whatever_it_runs(opened: Open) -> None:
     assert session.run("a.append(2); a").value == [1, 2], "the same words in a turn do change it"
 
 
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+@pytest.mark.both
+def test_large_memory_lies_in_huge_pages_of_which_states_are_cheap(opened: Open) -> None:
+    """The kernel copies one entry for each of them. Where it gives every program huge pages, or none, nothing is to be asked for."""
+    if not HUGE_PAGES.exists() or "[madvise]" not in HUGE_PAGES.read_text():
+        pytest.skip(f"this kernel gives no huge pages to those who ask for them ({HUGE_PAGES})")
+    work = "held = bytearray(b'x') * (64 << 20)\nlines = open('/proc/self/smaps_rollup').read().splitlines()"
+    huge = "next(int(line.split()[1]) for line in lines if line.startswith('AnonHugePages'))"
+    with Sandbox(validate_code=False, runtime="process").session() as plain:
+        plain.run(work)
+        assert plain.run(huge).value < 8 << 10, "the control: nobody asks"
+    session = opened()
+    session.run(work)
+    asked = session.run(huge).value
+    if asked < 8 << 10:
+        pytest.skip("the C library here does not know how to ask (glibc 2.35), or this machine has no huge page left")
+    assert asked > 48 << 10
+    session.run("held[0] = 1")
+    assert session.inspect(2).evaluate("held[0], len(held)").repr == "(120, 67108864)", "and a state is what it was"
+
+
 @pytest.mark.both
 @pytest.mark.parametrize("expression", ["[b'x' * 2**20 for each in iter(int, 1)]", "(os.fork(), [b'x' * 2**20 for each in iter(int, 1)])"])
 def test_a_look_that_takes_all_memory_ends_no_state(opened: Open, expression: str) -> None:

@@ -20,7 +20,7 @@ from agent_sandbox.kernel.memory import available_memory
 from agent_sandbox.runtime.base import Nonsense, StateNotKept
 from agent_sandbox.runtime.guest.look import PREFIX, lines_of
 from agent_sandbox.runtime.guest_rpc import codec
-from agent_sandbox.runtime.process.zygote import ONE_THREAD
+from agent_sandbox.runtime.process.zygote import ONE_THREAD, STEPS_MODULE
 
 if TYPE_CHECKING:
     from typing import Any
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from agent_sandbox.runtime.process.checkpoints import Checkpoints
     from agent_sandbox.runtime.process.guest_handle import ProcessGuest
 
-STEPS_MODULE = "agent_sandbox.runtime.guest.steps"  # in the guest; preloaded, because its view may not show our package
 LOST = ("children", "pipes", "sockets", "terminals", "event descriptors", "timers")
 LONGEST_TEXT = 500  # characters of a statement, a reason or an error that a step shows
 MOST_STEPS = 100_000  # of a session: a program could make them without end

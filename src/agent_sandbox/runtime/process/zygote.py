@@ -36,6 +36,10 @@ else:
 # Numeric libraries start a thread per core on import. A fork has only one thread, so a product of two matrices would wait there for ever.
 ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
 _ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/", **ONE_THREAD}
+STEPS_MODULE = "agent_sandbox.runtime.guest.steps"  # in the guest of a timeline; preloaded, because its view may not show our package
+# A state of a timeline is a copy of the guest. The C library asks the kernel for huge pages for its large memory, of which the kernel then
+# copies one entry instead of 512: a state of a program with a gigabyte costs a tenth. Only in such guests: a small one would get larger.
+_OF_TIMELINES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 _PROGRAM = "agent_sandbox.runtime.process.zygote_program"
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from {} import main; main()"
 _PACKAGE_ROOT = os.path.abspath(__file__).removesuffix("/agent_sandbox/runtime/process/zygote.py")
@@ -282,13 +286,14 @@ def _execute(link: int, supervisor: int, words: Sequence[str], program: str) -> 
     """Start our interpreter with one of our modules, and a fixed environment. Return its pid."""
     image, surroundings = _sealed_image(os.path.realpath(sys.executable))
     argv = argv_for(program, str(link), str(supervisor), packages(), *words)
+    environment = _ENVIRONMENT | surroundings | (_OF_TIMELINES if STEPS_MODULE in words else {})
     kept = [
         (os.POSIX_SPAWN_DUP2, fd, fd) for fd in (link, supervisor, *([] if image is None else [image]))
     ]  # each onto itself, so that exec does not close it
     nothing = [(os.POSIX_SPAWN_OPEN, fd, "/dev/null", os.O_RDWR, 0) for fd in range(3)]
     executed = sys.executable if image is None else f"/proc/self/fd/{image}"
     try:
-        return os.posix_spawn(executed, argv, _ENVIRONMENT | surroundings, file_actions=[*kept, *nothing], setsid=True)
+        return os.posix_spawn(executed, argv, environment, file_actions=[*kept, *nothing], setsid=True)
     except OSError as error:
         raise LaunchFailed(f"the zygote cannot be started: {error.strerror}", hint="run: agent-sandbox doctor") from error
     finally:
