@@ -2,22 +2,25 @@
 
 `scripts/make_old_store.py` made the stores in old_store/ with that version: one of root (an image) and one of a user (directories). They
 hold the path at which they were made, so each is unpacked there, in a mount namespace of the test's own: nothing of it is on the machine,
-and two suites do not meet. The user's store is opened in a user namespace in which we are that user, whoever we are.
+and two suites do not meet. The user's store is opened in a user namespace in which we are that user, whoever we are. A checkout
+may be hidden below that path, so the program is run from a copy.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import pytest
 
+import agent_sandbox
 from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.kernel.ids import write_maps
 from scripts.make_old_store import FILES, PLACE, USER, mount_over
@@ -25,6 +28,7 @@ from tests.kernel.children import in_child
 
 STORES = Path(__file__).with_name("old_store")
 PROJECT = PLACE / "project"
+COPY = "AGENT_SANDBOX_TEST_COPY"  # the variable with the place of the copied program
 XATTR = "SCHILY.xattr."
 NOW = {**{name: text for name, text in FILES.items() if name != "promoted.txt"}, "promoted.txt": "after\n", "promoted-new.txt": "new\n"}
 THEN = {
@@ -71,11 +75,11 @@ def sandbox(*arguments: str) -> Ended:
         "PATH": os.defpath,
         "HOME": str(PLACE),
         "LANG": "C.UTF-8",
-        "PYTHONPATH": os.pathsep.join(sys.path),
+        "PYTHONPATH": os.environ[COPY],
         "AGENT_SANDBOX_STATE": str(PLACE / "state"),
         "AGENT_SANDBOX_KEYS": str(PLACE / "keys"),
     }
-    command = [sys.executable, "-m", "agent_sandbox", *arguments]
+    command = [os.path.realpath(sys.executable), "-m", "agent_sandbox", *arguments]
     done = subprocess.run(command, cwd=PROJECT, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     return Ended(done.returncode, done.stdout, done.stderr)
 
@@ -94,8 +98,18 @@ def pending() -> set[tuple[str, str]]:
 Within = Callable[[Callable[[], None]], None]
 
 
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Copy the program to where an old store hides nothing."""
+    place = tmp_path_factory.mktemp("program")
+    shutil.copytree(Path(agent_sandbox.__file__).parent, place / "agent_sandbox")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(COPY, str(place))
+        yield
+
+
 @pytest.fixture(params=[pytest.param("root", marks=pytest.mark.needs_root), "user"])
-def within(request: pytest.FixtureRequest, tmp_path: Path) -> Within:
+def within(request: pytest.FixtureRequest, tmp_path: Path, copied: None) -> Within:
     """Do something with an old store, unpacked at its own path in a namespace that ends with it."""
     name: str = request.param
     if not PLACE.parent.is_dir():
@@ -105,28 +119,29 @@ def within(request: pytest.FixtureRequest, tmp_path: Path) -> Within:
     except OSError as error:
         pytest.skip(f"the filesystem of {tmp_path} holds no attributes of layers: {error.strerror}")
 
-    def enter() -> None:
+    def enter(archive: BinaryIO) -> None:
         if name == "user":
             ids = os.geteuid(), os.getegid()
             sc.unshare(sc.CLONE_NEWUSER)
             write_maps("self", uid_map=f"{USER} {ids[0]} 1", gid_map=f"{USER} {ids[1]} 1", deny_setgroups=True)
         mount_over(PLACE.parent, tmp_path / "place")
-        unpack(STORES / f"{name}.tar.xz", PLACE)
+        unpack(archive, PLACE)
 
     def do(act: Callable[[], None]) -> None:
         def entered() -> None:
-            enter()
+            enter(archive)
             act()
 
-        in_child(entered)
+        with open(STORES / f"{name}.tar.xz", "rb") as archive:
+            in_child(entered)
 
     return do
 
 
-def unpack(archive: Path, place: Path) -> None:
+def unpack(archive: BinaryIO, place: Path) -> None:
     """Unpack a store, with whiteouts and the attributes of the overlay, and with holes where there were some."""
     place.mkdir(mode=0o755)
-    with tarfile.open(archive) as tar:
+    with tarfile.open(fileobj=archive) as tar:
         members = tar.getmembers()
         tar.extraction_filter = lambda member, _: member  # all of it, devices too; Python 3.11 may not know the argument `filter` yet
         tar.extractall(place, members, numeric_owner=True)
