@@ -320,8 +320,9 @@ def _performed(running: _RunningTask) -> TaskOutcome:
         outcome = replace(outcome, state="broken" if broken else "failed", why=f"{type(error).__name__}: {error}"[:500])
     if running.over is not None:
         outcome = replace(outcome, state=running.over[0], why=running.over[1])
-    elif outcome.state == "timed-out":  # its own limit was first: the same, in the same words
-        outcome = replace(outcome, why=LATE)
+    elif outcome.state == "timed-out" or (outcome.state == "broken" and running.late):
+        # Its sandbox's own limit was first, perhaps before its work began: the same, in the same words.
+        outcome = replace(outcome, state="timed-out", why=LATE)
     return outcome
 
 

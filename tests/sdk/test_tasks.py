@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 
 from agent_sandbox import (
     Coordinator,
+    LiveSandbox,
     PolicyError,
     RuntimeUnavailable,
     Sandbox,
     SandboxConfig,
     SandboxError,
+    SandboxResult,
+    SandboxSession,
     Secret,
     Task,
     TaskOutcome,
@@ -165,6 +168,26 @@ def test_the_time_of_all_tasks_together_ends_those_that_are_left() -> None:
     with Coordinator(at_once=1, total_timeout=0.5) as coordinator:
         found = {each.name: each.state for each in coordinator.run([Task("a", ["sleep", "1000"]), Task("b", "1")])}
     assert found == {"a": "timed-out", "b": "timed-out"}
+
+
+@pytest.mark.parametrize("work", [shell("true"), "1"], ids=["command", "code"])
+def test_a_task_whose_time_is_over_before_its_work_begins_has_timed_out(work: str | list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sandbox ends itself; the coordinator, which would have ended it too, looks later."""
+    for kind in (LiveSandbox, SandboxSession):
+        monkeypatch.setattr(kind, "run", delayed(kind.run, 0.5))
+    monkeypatch.setattr(Coordinator, "_cut_late", lambda coordinator: None)
+    outcome = outcomes([Task("late", work, timeout=0.3)])["late"]
+    assert (outcome.state, outcome.why) == ("timed-out", "its time is over"), outcome
+
+
+def delayed(call: Callable[..., SandboxResult], seconds: float) -> Callable[..., SandboxResult]:
+    """The same call, after a delay that is injected."""
+
+    def later(*arguments: object, **options: object) -> SandboxResult:
+        time.sleep(seconds)
+        return call(*arguments, **options)
+
+    return later
 
 
 def test_a_closed_coordinator_ends_its_tasks_from_another_thread() -> None:

@@ -129,7 +129,7 @@ class Scratch:
         said = self(*line)
         if said.code != 0:
             verb = next(word for word in line if not word.startswith("-"))
-            raise NoAnswer(f"without an attack, `{verb}` does not work either: exit code {said.code}, {_reason(said.err)}")
+            raise NoAnswer(f"without an attack, `{verb}` does not work either: exit code {said.code}, {reason(said.err)}")
         return said
 
     def is_asked(self, *line: str) -> bool:
@@ -184,7 +184,7 @@ class Scratch:
         return code
 
 
-def _reason(errors: str) -> str:
+def reason(errors: str) -> str:
     """Return the last message of a command that is no hint."""
     lines = [line for line in errors.strip().splitlines() if not line.lstrip().startswith("hint:")]
     return lines[-1] if lines else "it said nothing"

@@ -13,7 +13,7 @@ from pathlib import Path
 from agent_sandbox.selftest.bench import DecoyBench
 from agent_sandbox.selftest.boxes import Found, NoAnswer
 from agent_sandbox.selftest.probe import PRODUCT, Probes
-from agent_sandbox.selftest.product import Product, Scratch, findings
+from agent_sandbox.selftest.product import Product, Scratch, findings, reason
 from agent_sandbox.workspace.promotion import exchange, staging
 
 SUBJECT = Probes("a kept run", "state directory", "openat2")
@@ -98,8 +98,10 @@ def outside(bench: DecoyBench, product: Product) -> Found:
         place.must(*_YES, "--only", "plain")
         _must_be(place, "plain", "two\n")
         reach = (*_YES, "--caches", "--only", f"{place.elsewhere}/far")  # the bench may lie where scratch files do, as in /var/tmp
-        place(*reach)
+        said = place(*reach)
         far = os.path.exists(f"{place.elsewhere}/far")
+        if not far and "outside the project" not in said.err:
+            raise NoAnswer(f"what lies outside stays there for another reason: exit code {said.code}, {reason(said.err)}")
         place(*_YES, "--only", "raced/file", prepare=_exchanged(place, "raced"))
         raced = os.path.exists(f"{place.elsewhere}/file")
         _put_link(place, "sub")
