@@ -20,6 +20,7 @@ from agent_sandbox.readers.shell.analyze import understand
 from agent_sandbox.readers.shell.tools.tables import TOOLS
 from agent_sandbox.readers.shell.wrappers import BUILTINS, WRAPPERS
 from tests.readers.shell.corpus import corpus
+from tests.readers.shell.test_state import LINES
 
 SAMPLE = 60
 # Real ones, so that what they start is seen: they are wrappers, or what they print is the name of a program.
@@ -162,6 +163,12 @@ def commands() -> list[str]:
 def test_what_bash_starts_was_foreseen() -> None:
     seen = started([*random.Random(6).sample(commands(), SAMPLE), *composed(SAMPLE, seed=6)])
     assert sum(map(bool, seen.values())) > SAMPLE / 2, "the stand-ins were not found"
+    assert unforeseen(seen) == []
+
+
+def test_what_may_or_may_not_be_done_is_foreseen_where_bash_does_it() -> None:
+    seen = started(LINES)
+    assert [line for line, found in seen.items() if "rm" not in found] == [], "these lines really start rm"
     assert unforeseen(seen) == []
 
 

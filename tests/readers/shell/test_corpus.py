@@ -74,7 +74,7 @@ def test_a_command_in_front_or_behind_takes_no_effect_away() -> None:
     for command, tools, kinds in CORPUS:
         if EffectKind.UNKNOWN in kinds or command.startswith("#") or "<<" in command:
             continue
-        for wrapped in (f"( {command}\n)", f"if true; then {command}\nfi", f"true && {command}"):
+        for wrapped in (f"( {command}\n)", f"if true; then {command}\nfi", f"true && {{ {command}\n}}"):
             found = understand(wrapped)
             assert (found.tools, found.kinds) == (tools, kinds), wrapped
 

@@ -7,11 +7,11 @@ code.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 from agent_sandbox._fast.values import dataclass
-from agent_sandbox.readers.shell.syntax import Command, Part, Program, Simple, Substitution, Text, Variable, Word
+from agent_sandbox.readers.shell.syntax import Command, Part, Program, Redirection, Simple, Substitution, Text, Variable, Word
 
 MOST_FIELDS = 64  # that one word may become; `{1..100000}` is not expanded
 _LONGEST_BRACES, _MOST_BRACES = 1024, 32
@@ -21,6 +21,7 @@ _EMPTY = "\2"  # empty quotes, which still make an argument
 _MARKS = dict.fromkeys(map(ord, (_UNKNOWN, _SPLIT, _EMPTY)))  # removed from literal text, which must not contain them
 _QUOTED_AT = 0xF0000  # quoted characters are shifted to this plane while braces are expanded
 _LONGEST = 1 << 16  # characters of computed output
+_BLANKS = str.maketrans("\t\n", "  ")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "e": "\x1b"}
 
 # Variables whose value is a command line.
@@ -135,7 +136,7 @@ def _marked(part: Part, variables: Variables, output: Outputs) -> str:
         case Variable():
             return _variable(part, variables)
         case Substitution(program=program, quoted=quoted, pipe=pipe):
-            printed = None if pipe else output(program)
+            printed = None if pipe or ("IFS" in variables and not quoted) else output(program)
             return _UNKNOWN if printed is None else _value(printed.rstrip("\n"), quoted)
         case _:  # arithmetic, which is not evaluated
             return _UNKNOWN
@@ -148,9 +149,9 @@ def _variable(part: Variable, variables: Variables) -> str:
     if value is None:
         return _UNKNOWN
     if part.rest:
-        value = _cut(value, part.rest)
-    if "IFS" in variables and not part.quoted and value:
-        return _UNKNOWN  # splitting by a changed IFS is not evaluated
+        value = _cut(value, part.rest) if part.name not in ("@", "*") else None
+    if "IFS" in variables and value and (not part.quoted or part.name == "*"):
+        return _UNKNOWN  # splitting and joining by a changed IFS is not evaluated
     return _UNKNOWN if value is None else _value(value, part.quoted and part.name != "@")
 
 
@@ -171,7 +172,8 @@ def _cut(value: str, rest: str) -> str | None:
 def _value(text: str, quoted: bool) -> str:
     if quoted:
         return _quoted(text)
-    return _SPLIT.join("".join(_quoted(piece) if piece not in "*?[" else piece for piece in word) for word in text.split())
+    words = text.translate(_BLANKS).split(" ")  # blanks at the ends part the value from what stands beside it
+    return _SPLIT.join("".join(_quoted(piece) if piece not in "*?[" else piece for piece in word) for word in words)
 
 
 def _braces(marked: str) -> list[str]:
@@ -244,25 +246,30 @@ def printed_by(commands: tuple[Command, ...], variables: Variables) -> str | Non
             return None
         fields = [field for word in command.words for field in expand(word, variables, lambda inner: printed(inner, variables))]
         words = [field.text for field in fields]
-        if not words or None in words:
+        if not words or None in words or not all(each.operator.startswith("<") for each in command.redirections):
             return None
-        stdin = _document(command, variables) if command.redirections else text
+        stdin = document_of(command.redirections, text, variables, lambda inner: printed(inner, variables))
         text = _step([word or "" for word in words], stdin, first=index == 0 and not command.redirections)
         if text is None or len(text) > _LONGEST:
             return None
     return text
 
 
-def _document(command: Simple, variables: Variables) -> str | None:
-    last = command.redirections[-1]
-    return joined(last.word, variables, lambda inner: printed(inner, variables)) if last.operator.startswith("<<") else None
+def document_of(redirections: Sequence[Redirection], text: str | None, variables: Variables, output: Outputs) -> str | None:
+    """Return what a command with these redirections reads, which would read `text` without them; None if it is unknown."""
+    for each in redirections:
+        if each.number.strip("0") == "" and (each.number or each.operator.startswith("<")):
+            text = joined(each.word, variables, output) if each.operator.startswith("<<") else None
+    return text
 
 
 def _step(words: list[str], text: str | None, *, first: bool) -> str | None:
     name, arguments = words[0].rpartition("/")[2], words[1:]
     if name in ("echo", "printf") and first:
         return _echoed(arguments) if name == "echo" else _formatted(arguments)
-    if name in ("which", "type") and first and len(arguments) == 1:
+    if name == "which" and first and len(arguments) == 1:
+        return arguments[0] if "/" in arguments[0] else f"/usr/bin/{arguments[0]}"  # the program, whatever functions there are
+    if name == "type" and first and len(arguments) == 1:
         return arguments[0]
     if name == "command" and first and arguments[:1] == ["-v"] and len(arguments) == 2:
         return arguments[1]
@@ -395,4 +402,4 @@ def holds_command(text: str) -> bool:
 
 def hides_command(text: str) -> bool:
     """Whether a shell that uses this text in arithmetic starts a command: array indices are expanded there."""
-    return "[$(" in text or "[`" in text
+    return holds_command(text.partition("[")[2])

@@ -71,7 +71,7 @@ class Reader:
     def skip_blanks(self) -> None:
         """Skip blanks, comments and line continuations."""
         while self.at < len(self.text):
-            if self.text[self.at] in " \t\r":
+            if self.text[self.at] in " \t":
                 self.at += 1
             elif self.text.startswith("\\\n", self.at):
                 self.at += 2
@@ -97,7 +97,7 @@ class Reader:
                 break
             else:
                 parts += self._part(character, quoted=False)
-        return tuple(parts) or None
+        return _merged(parts) or None
 
     def document(self) -> Word:
         """Read the whole text as the body of a here-document in which variables and substitutions are expanded."""
@@ -157,6 +157,8 @@ class Reader:
 
     def _dollar(self, quoted: bool) -> Part:
         following = self.peek(3)[1:]
+        if following == "\\\n":
+            raise Unreadable("a $ is parted from what follows it by the end of a line")
         if following.startswith("(("):
             number = self.arithmetic(1)
             if number is not None:
@@ -207,9 +209,7 @@ class Reader:
             end += 2 if self.text[end] == "\\" else 1
         if end >= len(self.text):
             raise Unreadable("a ` is not closed")
-        text = self.text[start:end]
-        for escaped in ("\\`", "\\$", "\\\\"):
-            text = text.replace(escaped, escaped[1])
+        text = _without_escapes(self.text[start:end], '`$\\"' if quoted else "`$\\")
         self.at = end + 1
         inner = self.within(text)
         program = self._program(inner)
@@ -220,6 +220,8 @@ class Reader:
     def _braced(self, quoted: bool) -> Part:
         start = self.at + 2
         self.at = start
+        if self.text[start : start + 1] in (" ", "\t", "\n", "|"):
+            raise Unreadable("a ${ holds commands")  # newer shells run them
         if self.text[start : start + 1] in ("!", "#") and self.text[start + 1 : start + 2] not in ("}", ""):
             self.at += 1
         name_at = self.at
@@ -311,3 +313,25 @@ def _holds_commands(text: str) -> bool:
     import re  # slow to import, and arithmetic is rare
 
     return re.search(r"[;\n'\"]|[A-Za-z_]\w*[ \t]+[-A-Za-z_/.]", text) is not None
+
+
+def _merged(parts: list[Part]) -> Word:
+    """Return parts, of which plain characters that a line break in the text has parted are one."""
+    merged: list[Part] = []
+    for part in parts:
+        last = merged[-1] if merged else None
+        if isinstance(part, Text) and isinstance(last, Text) and not part.quoted and not last.quoted:
+            merged[-1] = Text(last.text + part.text)
+        else:
+            merged.append(part)
+    return tuple(merged)
+
+
+def _without_escapes(text: str, escaped: str) -> str:
+    """Return a text without the backslashes before these characters."""
+    plain, at = list[str](), 0
+    while at < len(text):
+        at += text[at] == "\\" and text[at + 1 : at + 2] != "" and text[at + 1] in escaped
+        plain.append(text[at])
+        at += 1
+    return "".join(plain)

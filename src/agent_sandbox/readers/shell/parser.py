@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from agent_sandbox.readers.shell.lexer import DEEPEST, Reader
 from agent_sandbox.readers.shell.syntax import (
     Command,
@@ -20,12 +22,14 @@ from agent_sandbox.readers.shell.syntax import (
 
 _REDIRECTIONS = frozenset({"<", ">", ">>", ">|", "<>", "<&", ">&", "&>", "&>>", "<<", "<<-", "<<<"})
 _BEFORE_COMMAND = frozenset({"!", "time", "-p", "coproc"})
-_LONGEST_GAP = 20  # blanks between the name of a function and its parentheses
+_PARENTHESES = re.compile(r"[ \t]*\([ \t]*\)")  # behind the name of a function
+_NAMED = re.compile(r"[ \t]+[A-Za-z_]\w*[ \t]+(?=[{(]|(?:if|while|until|for|case|select|\[\[)[ \t\n])")  # a coprocess that has a name
+_NUMBER = re.compile(r"[0-9]+(?=[<>])|\{[A-Za-z_][A-Za-z0-9_]*\}(?=[<>])")  # of a descriptor, or the variable that takes it
 
 
 def parse(text: str) -> Program:
     """Return the program in the text. Raises `Unreadable`."""
-    reader = Reader(text.replace("\r\n", "\n"), 0, _program)
+    reader = Reader(text, 0, _program)
     program = _program(reader)
     reader.skip_blanks()
     if reader.at < len(reader.text):
@@ -41,7 +45,7 @@ class _Parser:
         """Parse pipelines up to a word in `until`, a closing parenthesis, `;;` or the end. The terminator is not consumed."""
         pipelines: list[Pipeline] = []
         while True:
-            self.lines()
+            joined = self.lines()
             if (
                 self.reader.at >= len(self.reader.text)
                 or self.reader.peek() == ")"
@@ -50,41 +54,49 @@ class _Parser:
             ):
                 return tuple(pipelines)
             before = self.reader.at
-            pipelines.append(self.pipeline())
+            pipelines.append(self.pipeline(joined))
             if self.reader.at == before:
                 raise Unreadable(f"{self.reader.peek(10)!r} stands where no command can")
 
-    def lines(self) -> None:
-        """Skip blanks, line ends and separators of commands."""
+    def lines(self) -> str:
+        """Skip blanks, line ends and separators of commands. Return the last `&&` or `||`; empty if there is none."""
+        joined = ""
         while True:
             self.reader.skip_blanks()
             if self.reader.peek() == "\n":
                 self.line_end()
             elif self.reader.peek() in (";", "&") and self.reader.operator() in (";", "&"):
                 self.reader.at += 1
-            elif self.reader.operator() in ("&&", "||"):
+            elif (operator := self.reader.operator()) in ("&&", "||"):
                 self.reader.at += 2
+                joined = operator
             else:
-                return
+                return joined
 
     def line_end(self) -> None:
         """Skip the end of a line and the here-documents that it announced."""
         self.reader.at = max(self.reader.at + 1, self.reader.behind_documents)
 
-    def document(self, delimiter: str) -> str:
-        """Return the text of a here-document, up to its delimiter. It begins after this line and the line's earlier here-documents."""
+    def document(self, delimiter: str, *, tabs: bool, joins: bool) -> str:
+        """Return the text of a here-document, up to its delimiter. It begins after this line and the line's earlier here-documents.
+
+        With `tabs`, those at the beginning of lines are left out; with `joins`, a line that ends with a backslash goes on in the next.
+        """
         text = self.reader.text
         line_end = text.find("\n", self.reader.at)
-        start = at = max(self.reader.behind_documents, line_end + 1) if line_end >= 0 else len(text)
+        at = max(self.reader.behind_documents, line_end + 1) if line_end >= 0 else len(text)
+        lines: list[str] = []
         while at < len(text):
-            end = text.find("\n", at)
-            end = len(text) if end < 0 else end
-            if text[at:end].lstrip("\t") == delimiter:
+            end = _line_end(text, at, joins)
+            line = text[at:end]
+            whole = line.replace("\\\n", "") if joins else line  # a backslash before the one at the end makes that one a character
+            if (whole.lstrip("\t") if tabs else whole) == delimiter:
                 self.reader.behind_documents = min(end + 1, len(text))
-                return text[start:at]
+                return "".join(lines)
+            lines.append("\n".join(each.lstrip("\t") for each in text[at : end + 1].split("\n")) if tabs else text[at : end + 1])
             at = end + 1
         self.reader.behind_documents = len(text)
-        return text[start:]
+        return "".join(lines)
 
     def closing(self) -> str:
         """Return the unquoted text before the next blank, quote, `$` or operator, without consuming it. It may be a reserved word."""
@@ -93,6 +105,8 @@ class _Parser:
         end = start
         while end < len(self.reader.text) and self.reader.text[end] not in " \t\n|&;<>()`\"'$\\":
             end += 1
+        if end > start and self.reader.text.startswith("\\\n", end) and self.reader.text[end + 2 : end + 3] not in (" ", "\t", "\n", ""):
+            raise Unreadable("the first word of a command goes on in the next line")
         return self.reader.text[start:end]
 
     def take(self, word: str) -> None:
@@ -101,7 +115,7 @@ class _Parser:
             raise Unreadable(f"{word!r} is missing")
         self.reader.at += len(word)
 
-    def pipeline(self) -> Pipeline:
+    def pipeline(self, joined: str) -> Pipeline:
         commands = [self.command()]
         while True:
             self.reader.skip_blanks()
@@ -111,7 +125,7 @@ class _Parser:
             self.reader.at += len(operator)
             self.lines_only()
             commands.append(self.command())
-        return Pipeline(tuple(commands), background=operator == "&")
+        return Pipeline(tuple(commands), background=operator == "&", joined=joined)
 
     def lines_only(self) -> None:
         self.reader.skip_blanks()
@@ -124,8 +138,12 @@ class _Parser:
         self.deeper()
         try:
             word = self.closing()
-            while word in _BEFORE_COMMAND and self.following(len(word), 1) in (" ", "\t"):
+            timed = False
+            while (word in _BEFORE_COMMAND or (timed and word == "--")) and self.following(len(word), 1) in (" ", "\t"):
+                timed = timed or word == "time"
                 self.reader.at += len(word)
+                if word == "coproc" and (name := _NAMED.match(self.reader.text, self.reader.at)):
+                    self.reader.at = name.end()
                 word = self.closing()
             compound = self.compound(word)
             return self.simple() if compound is None else compound
@@ -172,8 +190,8 @@ class _Parser:
             if reader.peek(2) == "()":
                 reader.at += 2
             return self.function(name)
-        if word and "".join(self.following(len(word), _LONGEST_GAP).split())[:2] == "()":
-            reader.at = reader.text.index(")", reader.at + len(word)) + 1
+        if word and (behind := _PARENTHESES.match(reader.text, reader.at + len(word))):
+            reader.at = behind.end()
             return self.function(word)
         return None
 
@@ -228,7 +246,7 @@ class _Parser:
         self.take("{" if end == "}" else "do")
         body = self.program(frozenset({end}))
         self.take(end)
-        return ForLoop(name, words, body, self.redirections())
+        return ForLoop(name, words, body, self.redirections(), kind)
 
     def words(self) -> tuple[Word, ...]:
         words = []
@@ -290,22 +308,27 @@ class _Parser:
     def redirection(self, place: list[Redirection]) -> bool:
         reader, start = self.reader, self.reader.at
         reader.skip_blanks()
-        while reader.peek().isdigit():
-            reader.at += 1
+        number = _NUMBER.match(reader.text, reader.at)
+        reader.at = number.end() if number else reader.at
         operator = reader.operator()
         if operator not in _REDIRECTIONS or reader.peek(2) in ("<(", ">("):
             reader.at = start
             return False
         reader.at += len(operator)
         reader.skip_blanks()
+        before = reader.at
         word = reader.word()
         if word is None:
             raise Unreadable(f"nothing follows {operator!r}")
         if operator in ("<<", "<<-"):
-            body = self.document("".join(part.text for part in word if isinstance(part, Text)))
+            written = reader.text[before : reader.at]
+            if not all(isinstance(part, Text) for part in word) or "$" in written or "\n" in written:
+                raise Unreadable("the word that ends a here-document is more than letters and quotes")
             plain = any(isinstance(part, Text) and part.quoted for part in word)
+            delimiter = "".join(part.text for part in word if isinstance(part, Text))
+            body = self.document(delimiter, tabs=operator == "<<-", joins=not plain)
             word = (Text(body, True),) if plain else reader.within(body).document()
-        place.append(Redirection(operator, word))
+        place.append(Redirection(operator, word, number[0] if number else ""))
         return True
 
     def simple(self) -> Simple:
@@ -324,7 +347,7 @@ class _Parser:
                 words.append(word)
             else:
                 if not assigned[1] and self.reader.peek() == "(":
-                    assigned = (assigned[0], self.array())
+                    assigned = (assigned[0].rstrip("+[") + "[", self.array())
                 assignments.append(assigned)
         return Simple(tuple(assignments), tuple(words), tuple(place))
 
@@ -345,16 +368,31 @@ class _Parser:
 
 
 def _assignment(word: Word) -> tuple[str, Word] | None:
-    """Split `name=…`, `name+=…` or `name[…]=…` into the name and the assigned value; None for any other word."""
+    """Split `name=…`, `name+=…` or `name[…]=…` into the name and the assigned value; None for any other word.
+
+    The name ends with `+` where the value is added, and with `[` where it is one of several.
+    """
     first = word[0]
     if not isinstance(first, Text) or first.quoted or "=" not in first.text:
         return None
     name, _, value = first.text.partition("=")
-    plain = name.removesuffix("+").partition("[")[0]
+    plain, bracket, _ = name.removesuffix("+").partition("[")
     if not plain.isidentifier():
         return None
     rest = word[1:]
-    return name if name.endswith("+") else plain, (Text(value), *rest) if value else rest
+    return plain + (bracket or ("+" if name.endswith("+") else "")), (Text(value), *rest) if value else rest
+
+
+def _line_end(text: str, at: int, joins: bool) -> int:
+    """Return where a line ends; with `joins`, that of the last line that it goes on in."""
+    while True:
+        end = text.find("\n", at)
+        if end < 0:
+            return len(text)
+        line = text[at:end]
+        if not joins or (len(line) - len(line.rstrip("\\"))) % 2 == 0:
+            return end
+        at = end + 1
 
 
 def _program(reader: Reader) -> Program:

@@ -49,10 +49,14 @@ Word = tuple[Part, ...]
 
 @dataclass(frozen=True)
 class Redirection:
-    """A redirection, such as `> file`. For `<<` and `<<-`, `word` is the body of the here-document."""
+    """A redirection, such as `> file`. For `<<` and `<<-`, `word` is the body of the here-document.
+
+    `number` is the descriptor before the operator, as written; empty if there is none.
+    """
 
     operator: str
     word: Word
+    number: str = ""
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,7 @@ class ForLoop:
     words: tuple[Word, ...] | None
     body: Program
     redirections: tuple[Redirection, ...] = ()
+    kind: str = "for"
 
 
 @dataclass(frozen=True)
@@ -97,10 +102,11 @@ Command = Simple | Compound | ForLoop | FunctionDefinition
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Commands joined by `|`. `background` is whether `&` follows."""
+    """Commands joined by `|`. `background` is whether `&` follows; `joined` is the `&&` or `||` before them."""
 
     commands: tuple[Command, ...]
     background: bool = False
+    joined: str = ""
 
 
 Program = tuple[Pipeline, ...]
