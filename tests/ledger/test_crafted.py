@@ -34,7 +34,7 @@ def _with(before: str, after: str) -> dict[str, str]:
 
 CRAFTED = (
     *({"seq": each} for each in ('"1"', "1.0", "-1", "true", "null", "9" * 30, "9" * 5000)),
-    *({"time": each} for each in ('"x"', "NaN", "1e400", "null", "[]")),
+    *({"time": each} for each in ('"x"', "NaN", "1e400", "null", "[]", "true", "9" * 30, "9" * 400, "-" + "9" * 400)),
     *({"prev": "1"}, {"kind": "[]"}, {"kind": '"unheard of"'}, *({"event": each} for each in ("null", "[1]", '"x"'))),
     *(_with('{"kind":"RunCommand","argv":["x"]}', each) for each in ('"x"', "[1]", "null", "[" * 90_000 + "]" * 90_000)),
     *(_with('["x"]', each) for each in ("[" * 900 + "]" * 900, '{"$bytes":"zz"}', '{"$text":5}', '{"$cut":{"start":5}}', '{"$x":1}')),
@@ -96,7 +96,7 @@ def test_a_text_that_is_too_long_to_be_kept_is_shown_by_its_beginning(tmp_path: 
     assert [entry.sequence for entry in Index(ledger.path, str(tmp_path / "index")).find(Filter(), newest=10)] == [1, 2]
 
 
-@pytest.mark.parametrize("time", [1e12, -1e12, 1e300, 0.0, -1.0, 2**40])
+@pytest.mark.parametrize("time", [1e12, -1e12, 1e300, -1e308, 0.0, -1.0, 2**40])
 def test_a_clock_that_was_wrong_takes_no_entry_away(tmp_path: Path, time: float) -> None:
     from agent_sandbox.ledger.writer import Ledger
 

@@ -233,7 +233,8 @@ def decode(line: bytes) -> Entry:
     except (KeyError, TypeError, RecursionError) as error:
         raise UnknownForm(f"not an entry of this version: {type(error).__name__}") from None
     # The hash is no secret: anyone can write a line with a valid hash and any content.
-    numbered = type(sequence) is int and 0 < sequence < _BIGGEST and type(time) in (int, float) and math.isfinite(time)
+    timed = (type(time) is float and math.isfinite(time)) or (type(time) is int and abs(time) < _BIGGEST)
+    numbered = type(sequence) is int and 0 < sequence < _BIGGEST and timed
     if not (numbered and type(previous) is str and fits(event)):
         raise UnknownForm("not an entry of this version: its fields hold something else")
     return Entry(sequence, time, previous, digest, event, mark)

@@ -33,7 +33,7 @@ def as_ocsf(entry: Entry, told: Told, *, host: str, version: str) -> dict[str, A
         "activity_id": activity,
         "activity_name": _NAMES.get((number, activity), told.action),
         "type_uid": number * 100 + activity,
-        "time": round(entry.time * 1000),
+        "time": round(entry.time * 1000) if abs(entry.time) < FURTHEST else round(entry.time) * 1000,  # a product may be infinite
         "severity_id": _SEVERITY[told.level],
         "message": f"{told.action}: {told.target}",
         "action_id": 1 if told.allowed else 2,
