@@ -85,6 +85,45 @@ def test_a_verb_gives_what_the_command_line_gives(served: Shell) -> None:
         assert listed["result"]["stdout"] == "--version", "what follows `program` is never an option of ours"
 
 
+@pytest.mark.both
+@pytest.mark.parametrize("first", ["the command line", "HTTP"])
+def test_both_doors_write_one_ledger_where_no_directory_of_state_is_chosen(shell: Shell, tmp_path: Path, first: str) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    unchosen = dict.fromkeys((*filter(lambda name: name.startswith("XDG_"), os.environ), "AGENT_SANDBOX_STATE", "AGENT_SANDBOX_KEYS"), "")
+    typed = Shell(shell.cwd, {**shell.env, **unchosen, "HOME": str(home)})
+    state = home / ".local/state/agent-sandbox"
+
+    def by_command_line() -> None:
+        done = alone(typed)("run", "--throw-away", "true")
+        assert not done.returncode, words(done)
+
+    with serving(typed, "--http"):
+        link = os.open(state / errand.PLACE, os.O_PATH)
+        transport = httpx.HTTPTransport(uds=f"/proc/self/fd/{link}/http")
+        try:
+            with httpx.Client(transport=transport, base_url="http://daemon", timeout=None) as asking:
+                assert until(lambda: answers(asking))
+
+                def by_http(**environment: str) -> None:
+                    asked = {"words": ["env"], "options": QUICK, "directory": str(typed.cwd), "environment": environment}
+                    told = asking.post("/v1/verbs/run", json=asked).json()
+                    assert told["exit"] == 0, told
+                    assert str(home / ".local/share") not in told["result"]["stdout"], "a program learns where the keys are"
+
+                if first == "HTTP":
+                    by_http()
+                by_command_line()
+                by_http()
+                by_http(HOME=str(tmp_path), XDG_DATA_HOME=str(tmp_path), AGENT_SANDBOX_KEYS=str(tmp_path))  # they choose nothing here
+        finally:
+            os.close(link)
+        by_command_line()
+    verified = alone(typed)("log", "verify")
+    assert not verified.returncode, verified
+    assert not list((state / "ledger.jsonl.keys").glob("*")), "the keys lie beside the ledger that they protect"
+
+
 def test_output_arrives_while_the_program_runs(served: Shell) -> None:
     line = "echo first; printf '\\303'; sleep 0.1; printf '\\244\\n'; read line; echo $line >&2; printf '\\377'; exit 4"
     asked = {"words": [line], "options": QUICK, "directory": str(served.cwd), "stdin_base64": base64.b64encode(b"typed\n").decode()}

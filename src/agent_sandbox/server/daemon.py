@@ -71,6 +71,7 @@ class Daemon:
         self,
         state: str,
         *,
+        keys: str = "",
         most: int = MOST,
         waiting: int = WAITING,
         http: bool = False,
@@ -78,7 +79,10 @@ class Daemon:
         say: Callable[[str], None] = lambda text: None,
         log: Callable[..., None] = silent,
     ) -> None:
-        """Begin to listen. With `http`, also for HTTP on a socket in the same place, and on those of `doors`."""
+        """Begin to listen. With `http`, also for HTTP on a socket in the same place, and on those of `doors`.
+
+        `keys` is the directory of the ledger's keys, if it is not the one that a chosen directory of state has.
+        """
         self.counts = Counts()
         # A client that waits has one descriptor, a worker three. All of them fit, so that there is always one for who comes next.
         self._most, self._longest, self._say = most, min(waiting, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2), say
@@ -87,7 +91,7 @@ class Daemon:
         self._lock = locked(self._place)
         self._listener, self._teller = listening(self._place, SOCKET), listening(self._place, STATE_SOCKET)
         self._doors = [HttpDoor(listening(self._place, HTTP_SOCKET, blocking=True)), *doors] if http else []
-        self._state = state
+        self._state, self._keys = state, keys
         self._front: tuple[int, int, float] | None = None  # pid, pidfd, and when it began
         self._poll = select.poll()
         self._ready: list[Worker] = []
@@ -362,7 +366,7 @@ class Daemon:
                 signal.set_wakeup_fd(-1)
                 os.setsid()
                 wire.close_others([door.socket.fileno() for door in self._doors])
-                front.serve_doors(self._state, self._place, self._doors, self._log)
+                front.serve_doors(self._state, self._keys, self._place, self._doors, self._log)
             finally:
                 os._exit(1)
         self._front = pid, _descriptor_of(pid), time.monotonic()

@@ -84,7 +84,7 @@ def _token(path: Path) -> str:
     return token
 
 
-def serve_doors(state: str, place: Path, doors: Sequence[HttpDoor], log: Callable[..., None]) -> None:
+def serve_doors(state: str, keys: str, place: Path, doors: Sequence[HttpDoor], log: Callable[..., None]) -> None:
     """Serve the interface on these sockets until this process is ended. Each has a thread of its own."""
     import uvicorn  # of an extra
 
@@ -108,7 +108,7 @@ def serve_doors(state: str, place: Path, doors: Sequence[HttpDoor], log: Callabl
     servers = []
     for door in doors:
         config = uvicorn.Config(
-            application(state, place, door.token, log=log, traces=traces),
+            application(state, place, door.token, keys=keys, log=log, traces=traces),
             http=BoundedProtocol,
             ws="none",
             lifespan="off",

@@ -60,15 +60,28 @@ class Order:
     stdin: bytes
 
 
-def application(state: str, place: Path, token: str = "", *, log: Callable[..., None] = silent, traces: Traces | None = None) -> Starlette:
-    """Return the interface of the daemon in `place`. With a token, each request has to bear it. Requests are logged and traced."""
+def application(
+    state: str,
+    place: Path,
+    token: str = "",
+    *,
+    keys: str = "",
+    log: Callable[..., None] = silent,
+    traces: Traces | None = None,
+) -> Starlette:
+    """Return the interface of the daemon in `place`. With a token, each request has to bear it. Requests are logged and traced.
+
+    Whatever a client's environment says, its command lines use this directory of state, and these `keys` of its ledger.
+    """
+    # A chosen directory of state holds its own keys, unless they are chosen, too: the ledger would be taken for a forged one.
+    chosen = {"AGENT_SANDBOX_STATE": state} | ({"AGENT_SANDBOX_KEYS": keys} if keys else {})
 
     async def perform(request: Request) -> Response:
         verb = request.path_params["verb"]
         if verb not in SERVED:
             raise HTTPException(404, f"there is no verb {verb!r} here")
         streamed = "text/event-stream" in request.headers.get("accept", "")
-        order = await _order(request, verb, state, streamed=streamed)
+        order = await _order(request, verb, chosen, streamed=streamed)
         try:
             errand = await _begun(request, order, place)
         except WorkspaceError as error:
@@ -211,8 +224,8 @@ async def _gone(request: Request) -> None:
         continue
 
 
-async def _order(request: Request, verb: str, state: str, *, streamed: bool) -> Order:
-    """Read the body of a request. Raises `HTTPException` for what cannot be understood."""
+async def _order(request: Request, verb: str, chosen: Mapping[str, str], *, streamed: bool) -> Order:
+    """Read the body of a request. `chosen` are variables that hold for each. Raises `HTTPException` for what cannot be understood."""
     body = bytearray()
     async for part in request.stream():
         body += part
@@ -251,7 +264,7 @@ async def _order(request: Request, verb: str, state: str, *, streamed: bool) -> 
         name and "=" not in name and _is_text(name) and _is_text(value) for name, value in environment.items()
     ):
         raise HTTPException(400, "`environment` is an object of texts, by names without '='")
-    return Order(tuple(line), directory, {**os.environ, **environment, "AGENT_SANDBOX_STATE": state}, _stdin(asked))
+    return Order(tuple(line), directory, {**os.environ, **environment, **chosen}, _stdin(asked))
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -87,7 +87,8 @@ def serve(options: ServeOptions, console: Console) -> VerbResult:
     os.environ.pop(CAPABILITY, None)  # its value is a permission of who started this, and not of everybody who asks over HTTP
     log = EventLog() if options.log == "json" else silent
     said = Console(quiet=True) if options.log == "json" else console
-    daemon = Daemon(state, most=options.most or MOST, http=options.http, doors=doors, say=said.note, log=log)
+    most, keys = options.most or MOST, here().host.keys
+    daemon = Daemon(state, keys=keys, most=most, http=options.http, doors=doors, say=said.note, log=log)
     said.note("the daemon is ready; command lines of this user use it from now on. Ctrl-C or `agent-sandbox serve --stop` ends it")
     if options.http:
         said.note(f"HTTP: {os.path.join(state, PLACE, HTTP_SOCKET)}{f' and {doors[0].address}, with a token' if doors else ''}")
