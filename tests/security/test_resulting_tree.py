@@ -582,28 +582,54 @@ SETTINGS: dict[str, tuple[str, str, str]] = {
     "composer.json": ('{"name": "x"}', '{"scripts": {"post-install-cmd": "evil"}}', "package-scripts"),
     "tsconfig.json": ('{\n  // x\n  "compilerOptions": {}}', '{"compilerOptions": {"plugins": [{"name": "evil"}]}}', "editor"),
     "x.csproj": ("<Project><PropertyGroup /></Project>", '<Project><Target Name="x"><Exec Command="evil" /></Target></Project>', "editor"),
+    "h/pyproject.toml": ("[tool.setuptools]\nzip-safe = true\n", "[tool.setuptools.cmdclass]\nbuild = 'evil.Build'\n", "tool-config"),
+    "i/pyproject.toml": (
+        "[tool.pixi.project]\nname = 'x'\n",
+        "[tool.pixi.target.linux.activation]\nscripts = ['evil.sh']\n",
+        "tool-config",
+    ),
+    "a/Cargo.toml": ('[lib]\nname = "x"\n', '[lib]\nname = "x"\nproc-macro = true\n', "editor"),
+    "a/tsconfig.json": ('{"include": ["x"]}', '{"compilerOptions": {"plu\\u0067ins": [{"name": "evil"}]}}', "editor"),
+    "b/tsconfig.json": ('{"include": ["x"]}', "{'compilerOptions': {'plugins': [{'name': 'evil'}]}}", "editor"),
+    "c/tsconfig.json": ('{"include": ["x"]}', '{"extends": ["./ours.json", "./evil.json"]}', "editor"),
+    "deno.json": ('{"fmt": {}}', '{"lint": {"plugins": ["./evil.ts"]}}', "tool-config"),
+    ".coveragerc.toml": ("[run]\nbranch = true\n", "[run]\nplugins = ['evil']\n", "tool-config"),
+    "a/package.json": ('{"version": "2"}', '{"gitHooks": {"pre-commit": "evil"}}', "package-scripts"),
+    "a.props": ("<Project><PropertyGroup /></Project>", "<Project><Import\n Project='evil.targets' /></Project>", "editor"),
+    "b.csproj": ("<Project/>", "<Project><PropertyGroup><PreBuildEvent>evil</PreBuildEvent></PropertyGroup></Project>", "editor"),
 }
 NAMES = {
     "tool-config": (
-        *(
-            "eslint.config.mjs",
-            ".eslintrc.json",
-            "web/vite.config.ts",
-            ".prettierrc.js",
-            "rust-toolchain.toml",
-            ".pylintrc",
-            ".rubocop.yml",
-        ),
-        *("jest.config.js", "postcss.config.cjs", ".mocharc.yml", "node_modules/.bin/tsc", ".proverc", ".rspec-local", "nyc.config.js"),
-        *(".rubocop_todo.yml", "phpstan.dist.neon", "cspell.config.js", "rust-analyzer.toml", ".gitlint"),
+        *("eslint.config.mjs", ".eslintrc.json", "web/vite.config.ts", ".prettierrc.js", "rust-toolchain.toml", ".pylintrc"),
+        *(".rubocop.yml", "jest.config.js", "postcss.config.cjs", ".mocharc.yml", "node_modules/.bin/tsc", ".proverc"),
+        *(".rspec-local", "nyc.config.js", ".rubocop_todo.yml", "phpstan.dist.neon", "cspell.config.js", "rust-analyzer.toml"),
+        *(".gitlint", ".oxlintrc.json", "drizzle.config.ts", "web/a-tool-of-next-year.config.mjs"),
+        *(".a-tool-of-next-yearrc.cjs", "wdio.conf.js", "nextest.toml"),
     ),
-    "editor": ("build.rs", ".clangd", ".ycm_extra_conf.py", ".luarc.json", "build.gradle.kts", ".project", "hie.yaml", "mix.exs"),
-    "package-scripts": ("lefthook-local.yml", "lefthook.toml", ".huskyrc.js", ".pnp.cjs", ".pnpmfile.mjs"),
+    "editor": (
+        *("build.rs", ".clangd", ".ycm_extra_conf.py", ".luarc.json", "build.gradle.kts", ".project", "hie.yaml", "mix.exs"),
+        *("app/x.gradle", "buildSrc/src/x.kt", "CMakeLists.txt", "cmake/x.cmake", "build.zig", "project/plugins.sbt"),
+        *(".devfile.yaml", ".theia/tasks.json"),
+    ),
+    "ci": (".woodpecker.yaml", "vercel.ts", ".gitlab-ci.d/x.yml", ".azuredevops/x.yml", ".cnb.yml"),
+    "shell-startup": (".config/nushell/config.nu", "starship.toml", ".docker/config.json", ".bashrc.d/x", ".config/hypr/hyprland.conf"),
+    "package-scripts": (
+        *("prek.toml", "hk.pkl", ".moon/workspace.yml", "captainhook.json", ".config/dotnet-tools.json", ".nano-staged.mjs"),
+        *("lefthook-local.yml", "lefthook.toml", ".huskyrc.js", ".pnp.cjs", ".pnpmfile.mjs"),
+    ),
     "environment": (".envrc.local", ".rvmrc", "flake.nix", "shell.nix", "devbox.json", ".mise/config.toml", "mise.local.toml"),
-    "git-config": (".config/git/config", ".hg/hgrc", ".hg/sharedpath", ".jj/repo/config.toml", ".svn/hooks/x", ".sl/config", ".lfsconfig"),
+    "git-config": (
+        *(".config/git/config", ".hg/hgrc", ".hg/sharedpath", ".jj/repo/config.toml", ".svn/hooks/x", ".sl/config"),
+        *(".lfsconfig",),
+    ),
     "git-history": (".hg/store/00changelog.i", ".hg/dirstate", ".jj/repo/op_heads/x", ".svn/wc.db", ".bzr/repository/x"),
     "interpreter-startup": ("pyvenv.cfg", "evil.egg-info/entry_points.txt", ".venv/bin/python", ".ghci"),
-    "agent-instructions": (".github/chatmodes/x.md", "x.instructions.md", ".rules", ".roorules-code", ".aiassistant/rules/x.md"),
+    "agent-instructions": (
+        *(".github/chatmodes/x.md", "x.instructions.md", ".rules", ".roorules-code", ".aiassistant/rules/x.md"),
+        *(".pi/extensions/x.ts", ".agent/rules/x.md", ".vibe/config.toml", ".qoder/x", ".claude-plugin/plugin.json"),
+        *(".gitlab/duo/chat-rules.md", "IFLOW.md", "CODEBUDDY.md", "SOUL.md", "gptme.toml", "conductor.json"),
+        *(".copilot/mcp-config.json", ".openclaw/x", ".zencoder/rules/x"),
+    ),
 }
 ORDINARY = (
     "src/app.ts",
@@ -615,6 +641,9 @@ ORDINARY = (
     "src/build.py",
     "config/settings.py",
     "index.html",
+    "src/app/app.config.ts",
+    "src/rc.js",
+    "src/arc.js",
 )
 
 
@@ -628,6 +657,49 @@ def test_settings_that_name_code_to_run_need_their_own_yes(number: int, name: st
         assert kinds(edited).get(name, frozenset()) - {"new-dependency"} == ({kind} if held else frozenset()), after
         edited.close()
     tell("held", control="other settings in the same file pass")
+
+
+EDITS: dict[str, tuple[str, str, str, str]] = {
+    "x.csproj": (
+        '<Project><Target Name="x">\n<Exec\n Command="make" />\n</Target></Project>',
+        '<Project><Target Name="x">\n<Exec\n Command="make"\n/>\n</Target></Project>',
+        '<Project><Target Name="x">\n<Exec\n Command="evil" />\n</Target></Project>',
+        "editor",
+    ),
+    "y.csproj": (
+        "<Project><PropertyGroup /></Project>",
+        "<Project><PropertyGroup><LangVersion>9</LangVersion></PropertyGroup></Project>",
+        '<Project><Import\n Project="evil.targets" /></Project>',
+        "editor",
+    ),
+    "phpunit.xml": (
+        '<phpunit\n colors="true"\n bootstrap=\n"a.php"></phpunit>',
+        '<phpunit\n  colors="true"\n bootstrap=\n"a.php"></phpunit>',
+        '<phpunit\n colors="true"\n bootstrap=\n"evil.php"></phpunit>',
+        "tool-config",
+    ),
+}
+
+
+@case(215)
+@pytest.mark.parametrize("name", EDITS)
+def test_a_setting_that_spans_lines_is_one_setting(number: int, name: str, tmp_path: Path, tell: Tell) -> None:
+    before, harmless, harmful, kind = EDITS[name]
+    for at, (after, held) in enumerate([(harmless, name == "x.csproj"), (harmful, True)]):  # in a target every edit counts
+        (tmp_path / str(at)).mkdir()
+        edited = Edited(tmp_path / str(at), put(name, before), put(name, after))
+        assert kinds(edited).get(name, frozenset()) - {"new-dependency"} == ({kind} if held else frozenset()), after
+        edited.close()
+    tell("held although the changed line names nothing", control="the other attributes of an element may move")
+
+
+@case(215)
+def test_a_project_in_another_encoding_counts_as_a_whole(number: int, tmp_path: Path, tell: Tell) -> None:
+    hidden = '<?xml version="1.0" encoding="utf-16"?><Project><Target Name="x"><Exec Command="evil" /></Target></Project>'
+    edited = Edited(tmp_path, nothing, lambda tree: bytes((tree / "x.csproj").write_bytes(hidden.encode("utf-16"))))
+    assert "editor" in kinds(edited)["x.csproj"]
+    edited.close()
+    tell("held", control="see the settings above")
 
 
 @case(215)

@@ -52,19 +52,24 @@ RECORDS: dict[str, frozenset[str]] = {
 _CONFIGURATION = frozenset({"config", "config.toml", "hooks", "git_target", "hgrc", "hgrc-not-shared"})
 
 NAMES = _of(
-    git_config=(*RECORDS, ".gitmodules", ".gitattributes", ".gitconfig", ".lfsconfig", ".hgsub", ".hgrc"),
+    git_config=(*RECORDS, ".gitmodules", ".gitattributes", ".gitconfig", ".lfsconfig", ".hgsub", ".hgrc", ".arcconfig", ".arclint"),
     ci=(
         *(".gitlab-ci.yml", ".gitlab-ci.yaml", ".travis.yml", "appveyor.yml", ".appveyor.yml", ".drone.yml", ".woodpecker.yml"),
         *(".cirrus.yml", ".cirrus.star", "bitbucket-pipelines.yml", "cloudbuild.yaml", "cloudbuild.yml", "buildspec.yml"),
         *("bitrise.yml", "codemagic.yaml", "circle.yml", "wercker.yml", ".scrutinizer.yml", ".taskcluster.yml", ".zuul.yaml", "zuul.yaml"),
         *(".build.yml", ".readthedocs.yaml", ".readthedocs.yml", "netlify.toml", "vercel.json", "render.yaml", "action.yml", "action.yaml"),
-        *("renovate.json", "renovate.json5", ".renovaterc", ".renovaterc.json"),
+        *("renovate.json", "renovate.json5", ".renovaterc", ".renovaterc.json", ".woodpecker.yaml", ".drone.star", ".drone.jsonnet"),
+        *("vercel.ts", "vercel.js", "vercel.mjs", ".cnb.yml", ".cirun.yml", ".goreleaser.yml", ".goreleaser.yaml", ".mergify.yml"),
+        *("codefresh.yml", "screwdriver.yaml", ".vela.yml", ".packit.yaml", ".evergreen.yml", "jitpack.yml", "amplify.yml"),
+        *("railway.toml", "railway.json", "dagger.json"),
     ),
     shell_startup=(
         *(".bashrc", ".bash_profile", ".bash_login", ".bash_logout", ".bash_aliases", ".profile", ".zshrc", ".zshenv", ".zprofile"),
         *(".zlogin", ".zlogout", ".kshrc", ".mkshrc", ".cshrc", ".tcshrc", ".login", ".logout", "config.fish", ".inputrc"),
         *(".xprofile", ".xinitrc", ".xsession", ".xsessionrc", ".pam_environment", "crontab", "bash.bashrc", "ld.so.preload"),
-        *(".tmux.conf", ".screenrc", ".wezterm.lua", ".lessfilter", ".selected_editor"),
+        *(".tmux.conf", ".screenrc", ".wezterm.lua", ".lessfilter", ".selected_editor", ".bash_functions", ".xonshrc", "rc.elv"),
+        *("config.nu", "env.nu", "starship.toml", "kitty.conf", ".mailcap", ".muttrc", "profile.ps1"),
+        *("microsoft.powershell_profile.ps1", "microsoft.vscode_profile.ps1"),
     ),
     editor=(
         *(".devcontainer.json", ".exrc", ".vimrc", ".gvimrc", ".nvimrc", ".nvim.lua", ".lvimrc", ".local.vimrc", ".dir-locals.el"),
@@ -73,67 +78,89 @@ NAMES = _of(
         *(".gitpod.yml", ".gitpod.dockerfile", ".replit", "replit.nix", ".stackblitzrc", "devfile.yaml", "omnisharp.json", "hie.yaml"),
         # Language servers run these when a project is opened.
         *("build.rs", "build.gradle", "build.gradle.kts", "settings.gradle", "settings.gradle.kts", "mix.exs", "package.swift"),
-        *("directory.build.props", "directory.build.targets", ".project", ".factorypath", "platformio.ini"),
+        *("directory.build.props", "directory.build.targets", ".project", ".factorypath", "platformio.ini", "directory.build.rsp"),
+        *("directory.packages.props", "directory.solution.props", "directory.solution.targets", "msbuild.rsp", "global.json"),
+        *("build.zig", "build.mill", "build.sc", "lakefile.lean", "rebar.config", "rebar.config.script", "setup.hs", "setup.lhs"),
+        *("config.nims", "project.clj", "cmakelists.txt", "cmakepresets.json", "cmakeuserpresets.json"),
+        *(".devfile.yaml", "devfile.yml", ".devfile.yml", ".neoconf.json", ".phpactor.json", ".phpactor.yml"),
     ),
     environment=(
         *(".envrc", ".flaskenv", ".dev.vars", ".mise.toml", "mise.toml", ".tool-versions", ".direnvrc", ".rtx.toml", ".asdfrc"),
         *("flake.nix", "shell.nix", "devbox.json", "devenv.nix", "devenv.yaml", "pixi.toml", ".autoenv", ".autoenv.zsh", ".renviron"),
-        *(".curlrc", ".wgetrc", ".netrc", ".user.ini", ".htaccess"),
+        *(".curlrc", ".wgetrc", ".netrc", ".user.ini", ".htaccess", "devenv.local.nix", "default.nix", ".versions.conf", ".ondirrc"),
     ),
     package_scripts=(
         *(".npmrc", ".yarnrc", ".yarnrc.yml", ".pnpmfile.cjs", "pnpmfile.js", "binding.gyp", ".pypirc", "pip.conf", "pip.ini", ".gemrc"),
         *(".pre-commit-config.yaml", ".pre-commit-config.yml", ".pre-commit-hooks.yaml", "lefthook.yml", "lefthook.yaml", ".lefthook.yml"),
         *("bunfig.toml", "gradle-wrapper.properties", "init.gradle", ".overcommit.yml", ".huskyrc", ".simple-git-hooks.json"),
         *("uv.toml", "poetry.toml", "pdm.toml", ".pdm.toml", ".condarc", "nuget.config", ".bazelrc", ".bazeliskrc", ".buckconfig"),
-        *("gradle.properties", ".sbtopts", ".jvmopts", "pnpm-workspace.yaml"),
+        *("gradle.properties", ".sbtopts", ".jvmopts", "pnpm-workspace.yaml", "prek.toml", "hk.pkl", "captainhook.json", ".czrc"),
+        *("grumphp.yml", "grumphp.yaml", "grumphp.yml.dist", "dotnet-tools.json"),
     ),
     tool_config=(
         *("rust-toolchain", "rust-toolchain.toml", ".pylintrc", "pylintrc", ".pylintrc.toml", "pylintrc.toml", ".sqlfluff", ".rspec"),
         *(".rubocop.yml", ".standard.yml", ".ruby-lsp.yml", ".simplecov", ".ansible.cfg", "ansible.cfg", ".terraformrc", "terraform.rc"),
         *(".formatter.exs", ".credo.exs", "nx.json", ".nycrc", ".nycrc.json", ".swcrc", ".taprc", ".remarkrc", "hatch.toml"),
         *(".php-cs-fixer.php", ".php-cs-fixer.dist.php", "rector.php", "ecs.php", "phpstan.neon", "phpstan.neon.dist", "psalm.xml"),
+        *("psalm.xml.dist", ".tflint.hcl", "nextest.toml", "dprint.json", ".dprint.json", "dprint.jsonc", ".dprint.jsonc"),
     ),
     interpreter_startup=(
         *("conftest.py", "sitecustomize.py", "usercustomize.py", ".rprofile", ".irbrc", ".pryrc", ".pdbrc", ".pdbrc.py", ".pythonrc"),
         *(".ghci", ".iex.exs", ".ocamlinit", ".perldb", ".rdbgrc", ".byebugrc", "ipython_config.py", "jupyter_server_config.py"),
         *("jupyter_notebook_config.py", "jupyter_lab_config.py", "pyvenv.cfg", "entry_points.txt"),  # pytest loads plugins by the last
+        *("startup.jl", ".octaverc", ".psqlrc", ".sqliterc", ".mongorc.js", ".mongoshrc.js"),
     ),
     agent_instructions=(
         *("agents.md", "agents.override.md", "claude.md", "claude.local.md", "gemini.md", "qwen.md", ".mcp.json", "mcp.json"),
         *(".cursorrules", ".windsurfrules", ".clinerules", ".goosehints", ".roomodes", ".roorules", "opencode.json", "opencode.jsonc"),
         *("copilot-instructions.md", ".claude.json", "skill.md", "agent.md", ".rules", "warp.md", "crush.md", "crush.json", ".crush.json"),
-        *(".augment-guidelines", ".kilocodemodes", ".kilocoderules", "mcp_config.json", "mcp_settings.json"),
+        *(".augment-guidelines", ".kilocodemodes", ".kilocoderules", "mcp_config.json", "mcp_settings.json", "mcp-config.json"),
+        *("codex.md", "iflow.md", "codebuddy.md", "hermes.md", ".hermes.md", "soul.md", "heartbeat.md", "replit.md", "ai_rules.md"),
+        *("knowledge.md", "codebuff.json", "gptme.toml", "forge.yaml", "forge.yml", "firebender.json", "conductor.json"),
+        *(".continuerules", ".sweep.yaml", "sweep.yaml", ".worktreeinclude"),
     ),
     policy=("agent-sandbox.toml",),
 )
 
 # A directory, or two nested names: everything in it is protected.
 DIRECTORIES = _of(
-    git_config=(".config/git",),
+    git_config=(".config/git", ".pijul", "_darcs"),
     ci=(
         *(".github/workflows", ".github/actions", ".gitea/workflows", ".forgejo/workflows", ".circleci", ".buildkite", ".woodpecker"),
         *(".azure-pipelines", ".semaphore", ".teamcity", ".gitlab/ci", ".ci", ".tekton", ".builds", ".zuul.d", ".github/dependabot.yml"),
+        *(".gitlab-ci", ".gitlab-ci.d", ".gitea/actions", ".forgejo/actions", ".github/aw", ".depot/workflows", ".harness", ".pipelines"),
+        *(".azuredevops", "bamboo-specs", ".dagger", ".rwx", ".buddy", ".jenkins"),
     ),
     shell_startup=(
         *(".config/fish", ".config/autostart", ".config/systemd", ".config/environment.d", ".ssh", "profile.d", "cron.d", "cron.daily"),
-        *("cron.hourly", "cron.weekly", "cron.monthly", "etc/systemd", "etc/init.d", ".gnupg", ".local/bin"),
+        *("cron.hourly", "cron.weekly", "cron.monthly", "etc/systemd", "etc/init.d", ".gnupg", ".local/bin", ".bashrc.d", ".zsh"),
+        *(".oh-my-zsh", ".config/zsh", ".config/bash", ".config/nushell", ".config/elvish", ".config/xonsh", ".config/powershell"),
+        *(".config/tmux", ".config/kitty", ".config/wezterm", ".config/ghostty", ".config/alacritty", ".config/i3", ".config/sway"),
+        *(".config/hypr", ".config/awesome", ".config/qtile", ".config/xmonad", "bash-completion/completions", ".docker", ".kube", ".aws"),
     ),
     editor=(
         *(".vscode", ".idea", ".devcontainer", ".vim", ".nvim", ".config/nvim", ".emacs.d", ".fleet", ".zed", ".helix", ".nova", ".vs"),
-        *(".run", ".bsp", ".metals", ".bloop", ".swiftpm", ".externaltoolbuilders", ".codesandbox"),
+        *(".run", ".bsp", ".metals", ".bloop", ".swiftpm", ".externaltoolbuilders", ".codesandbox", ".theia", ".lapce", ".ona", ".gitpod"),
+        *(".ruby-lsp", "buildsrc", ".config/helix", ".config/zed", ".config/code"),
     ),
-    environment=(".mise", ".config/mise", ".flox", ".shadowenv.d"),
+    environment=(".mise", ".config/mise", ".config/direnv", ".flox", ".shadowenv.d"),
     package_scripts=(
         *(".husky", ".yarn/releases", ".yarn/plugins", ".yarn/sdks", ".cargo", ".bundle", ".mvn", ".git-hooks", ".githooks"),
-        *("gradle/wrapper", "tools/bazel", ".config/pip", ".config/uv"),
+        *("gradle/wrapper", "tools/bazel", ".config/pip", ".config/uv", ".moon", ".gradle/init.d", ".m2"),
     ),
     tool_config=(".storybook", "node_modules/.bin"),
-    interpreter_startup=(".ipython", ".jupyter", ".venv/bin", "venv/bin", "renv/activate.r"),
+    interpreter_startup=(".ipython", ".jupyter", ".julia", ".venv/bin", "venv/bin", "env/bin", "bin/activate", "renv/activate.r"),
     agent_instructions=(
         *(".cursor", ".claude", ".codex", ".gemini", ".qwen", ".windsurf", ".cline", ".clinerules", ".roo", ".continue", ".kiro"),
         *(".amazonq", ".junie", ".opencode", ".agents", ".github/instructions", ".github/prompts", ".github/agents", ".goose"),
         *(".github/chatmodes", ".github/skills", ".github/hooks", ".crush", ".factory", ".augment", ".trae", ".openhands", ".devin"),
-        *(".warp", ".rovodev", ".kilocode", ".amp", ".serena", ".tabnine", ".mcp"),
+        *(".warp", ".rovodev", ".kilocode", ".amp", ".serena", ".tabnine", ".mcp", ".agent", ".pi", ".copilot", ".github/copilot"),
+        *(".vibe", ".codebuddy", ".iflow", ".qoder", ".zencoder", ".mux", ".kode", ".pochi", ".neovate", ".adal", ".cortex", ".mcpjam"),
+        *(".commandcode", ".openclaw", ".clawdbot", ".moltbot", ".bob", ".grok", ".kimi", ".forge", ".antigravity", ".gitlab/duo"),
+        *(".claude-plugin", ".codex-plugin", ".cursor-plugin", ".sourcegraph", ".cody", ".lingma", ".comate", ".codeium", ".trae-cn"),
+        *(".specify", ".ruler", ".rulesync", ".taskmaster", ".firebender", ".conductor", ".superset", ".plandex", ".lovable", ".bolt"),
+        *(".letta", ".deepagents", ".hermes", ".codebuff", ".jules", ".gptme", ".marscode", ".codegeex", ".refact", ".qodo", ".brokk"),
+        *(".mastracode", ".nanocoder", ".eca", ".stakpak", ".mentat"),
     ),
     # The user's policy file and the system's. A project may be the directory that holds them, or one that they link into.
     policy=(".config/agent-sandbox", "etc/agent-sandbox", "agent-sandbox/policy.toml"),
@@ -143,11 +170,13 @@ STARTS = {".env.": "environment", ".env-": "environment", "jenkinsfile": "ci", "
 STARTS |= {".lintstagedrc": "package-scripts", "lint-staged.config": "package-scripts", ".agent-sandbox": "policy"}
 STARTS |= {".gitlab-ci": "ci", "mise.": "environment", ".mise.": "environment", ".envrc": "environment", ".rvmrc": "environment"}
 STARTS |= {"lefthook": "package-scripts", ".lefthook": "package-scripts", ".huskyrc": "package-scripts", ".pnpmfile": "package-scripts"}
+STARTS |= {".nano-staged": "package-scripts", "nano-staged.": "package-scripts", ".autoenv": "environment"}
 STARTS |= {".pnp.": "package-scripts", ".roorules": "agent-instructions", ".clinerules": "agent-instructions"}
 STARTS |= dict.fromkeys(
     (
         *(".proverc", ".rspec", ".rubocop", ".haml-lint", ".yardopts", ".busted", ".gitlint", ".nycrc", "nyc.config.", ".php_cs"),
         *(".phpcs.xml", "phpcs.xml", "phpstan.", "cspell.config.", "rust-analyzer.toml", ".rust-analyzer.toml", ".pyre_configuration"),
+        *(".oxlintrc", ".release-it", ".versionrc", ".template-lintrc", ".c8rc", ".dependency-cruiser"),
     ),
     "tool-config",
 )
@@ -177,6 +206,12 @@ NAMES |= {".env": "environment"}
 SUFFIXES = {".pth": "interpreter-startup", ".pyc": "interpreter-startup", ".pyo": "interpreter-startup", ".code-workspace": "editor"}
 SUFFIXES |= {".sublime-project": "editor", ".env": "environment", ".desktop": "shell-startup", "-gdb.py": "editor"}
 SUFFIXES |= dict.fromkeys((".instructions.md", ".prompt.md", ".chatmode.md", ".agent.md"), "agent-instructions")
+SUFFIXES |= dict.fromkeys((".gradle", ".gradle.kts", ".sbt", ".cmake", ".nimble"), "editor")
+# Whatever the tool is called: a program named like a configuration, such as `drizzle.config.ts` or `.svgrrc.js`, configures by being run.
+_SCRIPTS = (".js", ".cjs", ".mjs", ".ts", ".cts", ".mts")
+SUFFIXES |= dict.fromkeys((f"{word}{end}" for word in (".config", ".conf") for end in _SCRIPTS), "tool-config")
+_DOTTED_ENDS = tuple(f"rc{end}" for end in _SCRIPTS)
+_SOURCES = frozenset({"app.config.ts", "app.config.server.ts"})  # of an Angular application: no tool runs them
 _ENDS, _BEGINNINGS = tuple(SUFFIXES), tuple(STARTS)
 
 POWERS = "setuid"
@@ -323,8 +358,10 @@ def _named_directories(parts: tuple[str, ...]) -> frozenset[str]:
 def classes_of_name(name: str) -> frozenset[str]:
     """Return the protected classes that the last name of a path implies. `name` is folded."""
     classes = frozenset({NAMES[name]}) if name in NAMES else _NONE
-    if name.endswith(_ENDS):
+    if name.endswith(_ENDS) and name not in _SOURCES:
         classes |= {kind for suffix, kind in SUFFIXES.items() if name.endswith(suffix)}
+    if name.startswith(".") and name.endswith(_DOTTED_ENDS):
+        classes |= {TOOLS}
     if name.startswith(_BEGINNINGS):
         classes |= {kind for start, kind in STARTS.items() if name.startswith(start)}
     return classes

@@ -9,6 +9,7 @@ that obeys it may be able to parse it.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 
 from agent_sandbox._fast.values import TYPE_CHECKING
@@ -64,6 +65,11 @@ def _scripts(text: bytes) -> Mapping[str, object] | None:
         "packageManager",
         "trustedDependencies",
         "pnpm",
+        "gitHooks",
+        "nano-staged",
+        "devEngines",
+        "volta",
+        "wireit",
     )
     return {name: value for name in hooks if (value := manifest.get(name)) is not None} or None
 
@@ -85,6 +91,12 @@ def _tools_of_package(text: bytes) -> object:
         "nyc",
         "tap",
         "commitlint",
+        "nx",
+        "tsup",
+        "c8",
+        "remarkConfig",
+        "nodemonConfig",
+        "prisma",
     )
     return {name: value for name in (*tools, "release") if (value := manifest.get(name)) is not None} or None
 
@@ -117,6 +129,8 @@ def _tools_of_pyproject(text: bytes) -> object:
         "pdm": tool.get("pdm", {}).get("build"),
         "pdm scripts": [*_hooks(tool.get("pdm", {}).get("scripts", {}))],
         "tox": tool.get("tox", {}).get("legacy_tox_ini"),
+        "setuptools": tool.get("setuptools", {}).get("cmdclass"),
+        "pixi": [*_activations(tool.get("pixi", {}))],
     }
     code["pylint"] = [*_plugins(tool.get("pylint", {}))]
     return {name: value for name, value in code.items() if value not in (None, [], {}, (None, None))} or None
@@ -133,6 +147,15 @@ def _hooks(values: Mapping[str, Any]) -> Iterator[object]:
             yield name, value
         elif isinstance(value, dict):
             yield from _hooks(value)
+
+
+def _activations(values: Mapping[str, Any]) -> Iterator[object]:
+    """Yield the scripts and variables that an environment of pixi starts with, at any depth: by feature and by platform."""
+    for name, value in values.items():
+        if name == "activation":
+            yield value
+        elif isinstance(value, dict):
+            yield from _activations(value)
 
 
 def _plugins(values: Mapping[str, Any]) -> Iterator[object]:
@@ -198,41 +221,77 @@ def _of_pytest_file(text: bytes) -> object:
     return _of_pytest({**document.loads(text.decode()).get("pytest", {})}) or None
 
 
+def _of_coverage_file(text: bytes) -> object:
+    values = document.loads(text.decode())
+    return [*_plugins({"of a file": values.get("run", {}), "of a table": values.get("tool", {})})] or None
+
+
 def _build_script(text: bytes) -> object:
-    """Return the build script that a Cargo.toml names. Editors run it when a project is opened."""
-    return document.loads(text.decode()).get("package", {}).get("build")
+    """Return what editors build and run when they open the project of a Cargo.toml: its build script, and whether it is a macro."""
+    manifest = document.loads(text.decode())
+    package, library = manifest.get("package", {}), manifest.get("lib", {})
+    named = (package.get("build"), package.get("metabuild"), library.get("proc-macro"), library.get("proc_macro"))
+    kinds = [library.get(name) for name in ("crate-type", "crate_type") if "proc-macro" in (library.get(name) or ())]
+    return (*named, *kinds) if any(each is not None for each in (*named, *kinds)) else None
 
 
-def _lines_with(*markers: str) -> Part:
-    """Return a function that returns the lines of a text with one of the markers in them. Case does not matter."""
+def _xml_with(*markers: str, whole: tuple[str, ...] = ()) -> Part:
+    """Return a function that returns the elements of an XML text with one of the markers in their tag. Case does not matter.
+
+    If there is an element whose name is in `whole`, the whole text counts, as the element is made of others. An element may span lines.
+    A text that could be XML in another way than plain UTF-8 without a document type counts as a whole, too.
+    """
 
     def part(text: bytes) -> object:
-        lines = text.decode(errors="surrogateescape").lower().splitlines()
-        return [" ".join(line.split()) for line in lines if any(marker in line for marker in markers)] or None
+        plain = text.decode("utf-8-sig", errors="surrogateescape").lower()
+        declared = plain[:200].partition("?>")[0] if plain.lstrip().startswith("<?xml") else ""
+        if "\0" in plain or "<!doctype" in plain or ("encoding" in declared and "utf-8" not in declared):
+            return text
+        elements = [" ".join(each.split()) for each in plain.split("<")[1:]]
+        if any(each.split(">")[0].split(" ")[0].rstrip("/").rpartition(":")[2] in whole for each in elements):
+            return text
+        return [each for each in elements if any(marker in each for marker in markers)] or None
 
     return part
 
 
+_EXTENDS = re.compile(rb"""extends['"]?\s*:\s*(\[[^\]]{0,4000}\]|['"][^\n]{0,400})""")
+
+
 def _language_plugins(text: bytes) -> object:
-    """Return the whole text of a tsconfig.json if it names plugins of the language server. It is not parsed, as it may have comments."""
-    return text if b'"plugins"' in text else None
+    """Return the whole text of a tsconfig.json if it names plugins of the language server, else the files that it builds on.
+
+    It is not parsed, as it may have comments. Its readers take names in either quotes, and with escapes.
+    """
+    if any(marker in text for marker in (b"plugins", b"\\u", b"\\x", b"\0")):
+        return text
+    bases = [b"".join(each.split()) for each in _EXTENDS.findall(text)]
+    return (bases or None) if len(bases) == text.count(b"extends") else text
+
+
+def _deno_plugins(text: bytes) -> object:
+    """Return the whole text of a deno.json if it names plugins of the linter, which editors start."""
+    return text if any(marker in text for marker in (b"plugins", b"\\u")) else None
 
 
 _INI = (("tool-config", _of_ini),)
-_MSBUILD = (("editor", _lines_with("<target", "<exec", "<usingtask", "<import", "<analyzer", "task")),)
+_MSBUILD = (("editor", _xml_with("import", "analyzer", "task", "sdk", "event>", whole=("target", "usingtask"))),)
+_PHPUNIT = (("tool-config", _xml_with("bootstrap", "extension", "listener")),)
 
 PARTS: dict[str, tuple[tuple[str, Part], ...]] = {
     "package.json": (("package-scripts", _scripts), ("tool-config", _tools_of_package)),
     "composer.json": (("package-scripts", _composer_scripts),),
     "pyproject.toml": (("policy", _our_policy), ("tool-config", _tools_of_pyproject)),
     **dict.fromkeys(("setup.cfg", "tox.ini", "pytest.ini", ".pytest.ini", ".flake8", "mypy.ini", ".mypy.ini", ".coveragerc"), _INI),
+    ".coveragerc.toml": (("tool-config", _of_coverage_file),),
     **dict.fromkeys(("pytest.toml", ".pytest.toml"), (("tool-config", _of_pytest_file),)),
     "cargo.toml": (("editor", _build_script),),
     "jsconfig.json": (("editor", _language_plugins),),
-    "phpunit.xml": (("tool-config", _lines_with("bootstrap", "<extension", "<listener")),),
-    "phpunit.xml.dist": (("tool-config", _lines_with("bootstrap", "<extension", "<listener")),),
+    **dict.fromkeys(("phpunit.xml", "phpunit.xml.dist", "phpunit.dist.xml"), _PHPUNIT),
+    **dict.fromkeys(("deno.json", "deno.jsonc"), (("tool-config", _deno_plugins),)),
 }
-SUFFIXED = {".csproj": _MSBUILD, ".fsproj": _MSBUILD, ".vbproj": _MSBUILD}
+_PROJECTS = (".csproj", ".fsproj", ".vbproj", ".vcxproj", ".proj", ".csproj.user", ".fsproj.user", ".vbproj.user", ".vcxproj.user")
+SUFFIXED = dict.fromkeys((*_PROJECTS, ".props", ".targets"), _MSBUILD)
 
 
 def parts_of(name: str) -> tuple[tuple[str, Part], ...]:
