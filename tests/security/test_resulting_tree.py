@@ -582,6 +582,7 @@ SETTINGS: dict[str, tuple[str, str, str]] = {
     "composer.json": ('{"name": "x"}', '{"scripts": {"post-install-cmd": "evil"}}', "package-scripts"),
     "tsconfig.json": ('{\n  // x\n  "compilerOptions": {}}', '{"compilerOptions": {"plugins": [{"name": "evil"}]}}', "editor"),
     "x.csproj": ("<Project><PropertyGroup /></Project>", '<Project><Target Name="x"><Exec Command="evil" /></Target></Project>', "editor"),
+    "a/setup.cfg": ("[bdist_wheel]\nuniversal = 1\n", "[global]\ncommand_packages = evil\n", "tool-config"),
     "h/pyproject.toml": ("[tool.setuptools]\nzip-safe = true\n", "[tool.setuptools.cmdclass]\nbuild = 'evil.Build'\n", "tool-config"),
     "i/pyproject.toml": (
         "[tool.pixi.project]\nname = 'x'\n",

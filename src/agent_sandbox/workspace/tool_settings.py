@@ -49,8 +49,9 @@ _PLAIN_OPTIONS = (
     *("--maxfail", "--disable-warnings", "--color", "--doctest-modules", "--showlocals", "--no-header", "--lf", "--ff", "--exitfirst"),
 )
 _PLUGINS = ("plugins", "load-plugins", "load_plugins", "init-hook", "init_hook", "python_executable")
+_HOOKS_OF_SETUP = ("command_packages", "command-packages", "setup_hooks", "setup-hooks", "entry_points")
 # Keys that name code in an INI file, in whichever section a reader finds them.
-_CODE_KEYS = frozenset({*_PLUGINS, "addopts", "pythonpath", "cmdclass", "local-plugins", "distutils.commands"})
+_CODE_KEYS = frozenset({*_PLUGINS, "addopts", "pythonpath", "cmdclass", "local-plugins", "distutils.commands", *_HOOKS_OF_SETUP})
 
 
 def _scripts(text: bytes) -> Mapping[str, object] | None:
