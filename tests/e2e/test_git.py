@@ -533,6 +533,17 @@ def test_a_reference_with_odd_bytes_is_refused_or_kept(repository: Repository) -
     assert done.returncode != 0 or (repository.top / ".git/refs/heads/sym").read_bytes() == b"ref: refs/heads/b\xffx\n"
 
 
+def test_a_branch_whose_name_holds_a_line_separator_is_not_taken_for_another(repository: Repository) -> None:
+    first = repository.git("rev-parse", "main")
+    repository.git("branch", "main\u2028x", repository.git("commit-tree", "main^{tree}", "-m", "other").strip())
+    repository.git("pack-refs", "--all")
+    repository.inside("echo more >> src/0.txt; git commit -qam second")
+    shown = repository.promote()
+    assert repository.titles("main") == ["second", "first"] and f"({first[:7]} to " in shown
+    repository.shell("undo", "--yes")
+    assert repository.git("rev-parse", "main") == first, "the old value is that of main, not of the other branch"
+
+
 def test_an_undo_never_names_a_commit_that_git_has_removed(repository: Repository) -> None:
     repository.git("checkout", "-q", "-b", "side")
     repository.git("commit", "-q", "--allow-empty", "-m", "side")

@@ -297,7 +297,7 @@ def references(place: RepositoryPlace, read: Read, files: Files) -> dict[str, st
 def read_packed(content: bytes) -> dict[str, str]:
     """Return the references in a `packed-refs` file."""
     values: dict[str, str] = {}
-    for line in content.decode("utf-8", "surrogateescape").splitlines():
+    for line in content.decode("utf-8", "surrogateescape").split("\n"):  # the name of a branch may hold what `splitlines` splits at
         value, _, name = line.partition(" ")
         if name and not line.startswith(("#", "^")):
             values[name] = value

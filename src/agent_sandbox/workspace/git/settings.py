@@ -49,7 +49,7 @@ def parse(text: str) -> Iterator[tuple[str, str]]:
     Sections and names are in lower case; subsections are as written. Malformed lines are skipped: git would refuse the whole file.
     """
     section = ""
-    lines = iter(text.removeprefix("\ufeff").splitlines())
+    lines = iter(text.removeprefix("\ufeff").replace("\r\n", "\n").split("\n"))  # a value may hold what `splitlines` splits at
     for line in lines:
         rest = line.strip()
         while rest.startswith("["):
