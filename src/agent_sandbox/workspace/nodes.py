@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import struct
 from collections.abc import Mapping, Sequence
 from enum import Enum
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 _CHUNK = 1 << 20
 # Labels that the kernel or a security module sets by itself: they differ between filesystems without any change.
 _LABELS = frozenset({"security.selinux", "security.ima", "security.evm"})
+_ACCESS_LISTS = frozenset({"system.posix_acl_access", "system.posix_acl_default"})
+_LIST_HEAD, _LIST_ENTRY = 4, struct.Struct("<HHI")  # a version; then a tag, rights and an id for each entry
+_NAMED = (0x02, 0x08)  # tags of the entries of named users and groups; all others have no id
 
 
 class EntryType(Enum):
@@ -100,7 +104,7 @@ def describe(
 ) -> Node:
     """Return the node at `name` from its status and attributes.
 
-    Attributes under `own_prefix` are left out; owner ids are reduced by `owner_shift`.
+    Attributes under `own_prefix` are left out; owner ids, and those in access control lists, are reduced by `owner_shift`.
     """
     mode, uid, gid = status.st_mode, status.st_uid, status.st_gid
     kind = _TYPES.get(stat.S_IFMT(mode), EntryType.DEVICE)
@@ -108,11 +112,23 @@ def describe(
         uid, gid = (identity - owner_shift if identity >= owner_shift else identity for identity in (uid, gid))
     if attributes:
         attributes = {key: value for key, value in attributes.items() if key not in _LABELS and not key.startswith(own_prefix)}
+        if owner_shift:
+            attributes = {key: _unshifted(value, owner_shift) if key in _ACCESS_LISTS else value for key, value in attributes.items()}
     if kind is EntryType.FILE:
         return Node(kind, stat.S_IMODE(mode), uid, gid, status.st_size, "", 0, attributes)
     target = os.readlink(name, dir_fd=directory) if kind is EntryType.SYMLINK else ""
     device = status.st_rdev if kind is EntryType.DEVICE else 0
     return Node(kind, stat.S_IMODE(mode), uid, gid, 0, target, device, attributes)
+
+
+def _unshifted(value: bytes, shift: int) -> bytes:
+    """Return a POSIX access control list with the ids of its users and groups reduced by `shift`; another text as it is."""
+    if len(value) % _LIST_ENTRY.size != _LIST_HEAD:
+        return value
+    entries = bytearray(value[:_LIST_HEAD])
+    for tag, rights, identity in _LIST_ENTRY.iter_unpack(value[_LIST_HEAD:]):
+        entries += _LIST_ENTRY.pack(tag, rights, identity - shift if tag in _NAMED and identity >= shift else identity)
+    return bytes(entries)
 
 
 def same_content(one: int, other: int, size: int, *, most: int) -> tuple[bool | None, int]:

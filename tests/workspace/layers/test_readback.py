@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -112,6 +113,26 @@ def test_an_owner_alone_is_a_change_and_shifted_owners_are_not(machine: Machine)
     machine.edit(lambda view: os.chown(view / "file", 100_000, 100_000))
     assert only(machine.changes()).kind is Kind.OWNER
     assert not machine.changes(owner_shift=100_000)
+
+
+@pytest.mark.needs_root
+@pytest.mark.parametrize("attribute", ["system.posix_acl_access", "system.posix_acl_default"])
+def test_the_users_of_an_access_list_are_shifted_like_owners(machine: Machine, attribute: str) -> None:
+    def listed(shift: int, rights: int = 6) -> bytes:
+        entries = ((1, 7, -1), (2, rights, 1000 + shift), (4, 5, -1), (8, 5, 1001 + shift), (16, 7, -1), (32, 5, -1))
+        return struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *each) for each in entries)
+
+    (machine.data / "d").mkdir()
+    os.setxattr(machine.data / "d", attribute, listed(0))
+
+    def body(view: Path) -> None:
+        os.chown(view / "d", 100_000, 100_000)
+        os.setxattr(view / "d", attribute, listed(100_000))
+
+    machine.edit(body)
+    assert not machine.changes(owner_shift=100_000)
+    machine.edit(lambda view: os.setxattr(view / "d", attribute, listed(100_000, rights=7)))
+    assert attribute in only(machine.changes(owner_shift=100_000)).xattrs, "other rights are a change"
 
 
 def test_a_directory_removed_and_made_again_lists_what_is_gone(machine: Machine) -> None:
