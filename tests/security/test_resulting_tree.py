@@ -697,7 +697,11 @@ def test_a_setting_that_spans_lines_is_one_setting(number: int, name: str, tmp_p
 @case(215)
 def test_a_project_in_another_encoding_counts_as_a_whole(number: int, tmp_path: Path, tell: Tell) -> None:
     hidden = '<?xml version="1.0" encoding="utf-16"?><Project><Target Name="x"><Exec Command="evil" /></Target></Project>'
-    edited = Edited(tmp_path, nothing, lambda tree: bytes((tree / "x.csproj").write_bytes(hidden.encode("utf-16"))))
+
+    def edit(tree: Path) -> None:
+        (tree / "x.csproj").write_bytes(hidden.encode("utf-16"))
+
+    edited = Edited(tmp_path, nothing, edit)
     assert "editor" in kinds(edited)["x.csproj"]
     edited.close()
     tell("held", control="see the settings above")

@@ -73,6 +73,21 @@ def test_secrets_are_found_at_any_depth_and_templates_are_not(top: Path) -> None
     assert hidden(search(top), top) == secret
 
 
+def test_files_that_tools_keep_passwords_in_are_found_by_their_names(top: Path) -> None:
+    token = b"a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6q7R8"
+    secret = {
+        ".dev.vars.staging": b"A=1",
+        "wallet.dat": b"x",
+        "net/wg0.conf": b"[Interface]\nPrivateKey = " + token + b"\n",
+        "rclone.conf": b"[s3]\nsecret_access_key = " + token + b"\n",
+        "api/appsettings.Production.json": b'{"Db": "Server=x;Password=' + token + b'"}',
+    }
+    public = {".dev.vars.example": b"A=1", "wg0.conf": b"[Peer]\n", "web/appsettings.json": b'{"Logging": {"Level": "Warning"}}'}
+    for path, content in {**secret, **public}.items():
+        put(top, path, content)
+    assert hidden(search(top), top) == secret.keys()
+
+
 def test_dependencies_and_the_objects_of_git_are_not_searched(top: Path) -> None:
     for directory in ("node_modules/x", ".git/objects", ".venv/lib/python3.11/site-packages/x", "a/.tox/y"):
         put(top, f"{directory}/test.pem", PRIVATE)

@@ -35,6 +35,7 @@ _NAMES: dict[Suspicion, tuple[str, ...]] = {
         *(".secrets", ".credentials", "token.pickle", "jupyter_server_config.json", "terraform.rc"),
         *("jupyter_notebook_config.json", "jupyter_cookie_secret", ".bash_history", ".zsh_history", ".python_history", ".psql_history"),
         *(".databrickscfg", ".terraformrc", "credentials.tfrc.json", "application_default_credentials.json", "proxy.pass"),
+        *("wallet.dat", "cwallet.sso", ".pgservice.conf", "recovery-codes.txt"),
     ),
     _TOKENS: (
         *(".yarnrc.yml", ".yarnrc", ".mcp.json", "mcp.json", "settings.local.json", "pip.conf", "pip.ini", "nuget.config", "settings.xml"),
@@ -52,6 +53,8 @@ _NAMES: dict[Suspicion, tuple[str, ...]] = {
             ".wgetrc",
             ".gemrc",
         ),
+        *("rclone.conf", "wg0.conf", "wg1.conf", "sftp-config.json", ".claude.json", "sentry.properties", "appsettings.json"),
+        *("appsettings.development.json", "appsettings.staging.json", "appsettings.production.json"),
     ),
 }
 _EXTENSIONS: dict[Suspicion, tuple[str, ...]] = {
@@ -64,6 +67,7 @@ _BY_NAME = {name: suspicion for suspicion, names in _NAMES.items() for name in n
 _BY_EXTENSION = {extension: suspicion for suspicion, extensions in _EXTENSIONS.items() for extension in extensions}
 _STARTS: tuple[tuple[str, Suspicion], ...] = (
     (".env", _ENVIRONMENT),
+    (".dev.vars", _ENVIRONMENT),
     (".vault-pass", _CREDENTIALS),
     (".vault_pass", _CREDENTIALS),
     ("vault-pass", _CREDENTIALS),
