@@ -6,7 +6,7 @@ import pytest
 
 from agent_sandbox.errors import PolicyError
 from agent_sandbox.policy.model import cloned
-from agent_sandbox.policy.secrets import FoundMask, Mask, default_masks, names_a_secret, reveal
+from agent_sandbox.policy.secrets import SHOWN_IN_HOME, FoundMask, Mask, default_masks, names_a_secret, reveal
 
 STATE = "/home/u/.local/state/agent-sandbox"
 MASKS = default_masks(
@@ -32,6 +32,20 @@ PATHS = [mask.path for mask in MASKS]
 )
 def test_it_is_masked_by_default(path: str) -> None:
     assert path in PATHS
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(".config/mise/age.txt", ".config/pnpm/auth.ini", ".deno/deployctl/credentials.json", ".stack/upload/credentials.json"),
+        *(".dotnet/corefx/cryptography/x509stores/my/1.pfx", ".sbt/gpg/secring.asc", ".sbt/sonatype_central_credentials"),
+        *(".local/share/cargo/credentials.toml", ".cache/ms-playwright/daemon/1/ud-default-chrome/Default/Cookies"),
+        *(".julia/logs/repl_history.jl", ".cache/deno/deno_history.txt", ".java/.userPrefs/x/prefs.xml"),
+    ],
+)
+def test_what_tools_keep_in_a_directory_that_a_home_shows_is_masked(path: str) -> None:
+    assert any(f"/home/u/{path}".startswith(f"{masked}/") or masked == f"/home/u/{path}" for masked in PATHS)
+    assert any(path.startswith(f"{shown}/") for shown in SHOWN_IN_HOME), "or it would be hidden without a mask of its own"
 
 
 @pytest.mark.parametrize(

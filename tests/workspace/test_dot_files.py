@@ -74,6 +74,39 @@ def test_settings_that_are_shown_are_hidden_if_they_hold_a_token(home: Path, nam
     assert hidden(home) == {name}
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            ".config/mise/config.local.toml",
+            ".config/mise/conf.d/work.toml",
+            ".oh-my-zsh/custom/work.zsh",
+            ".config/git/work",
+            ".conda/condarc",
+        ),
+        *(".config/sccache/config", ".config/ccache/ccache.conf", ".config/nvim/init.lua", ".emacs.d/init.el", ".sbt/1.0/work.sbt"),
+    ],
+)
+def test_settings_in_a_shown_directory_are_hidden_if_they_hold_a_token(home: Path, name: str) -> None:
+    put(home, name, content="setting = 1\n")
+    assert hidden(home) == set()
+    put(home, name, content="setting = 1\ntoken = ghp_" + "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6q7R8\n")
+    assert hidden(home) == {name}
+
+
+def test_the_profile_of_an_agents_browser_is_hidden_and_the_browsers_beside_it_are_not(home: Path) -> None:
+    put(home, ".cache/ms-playwright/mcp-chrome-profile/Default/Cookies", ".cache/ms-playwright/mcp-chromium-0a1b2c3/Default/Cookies")
+    put(home, ".cache/ms-playwright/chromium-1181/chrome-linux/chrome", ".cache/ms-playwright/.links/x")
+    assert hidden(home) == {".cache/ms-playwright/mcp-chrome-profile", ".cache/ms-playwright/mcp-chromium-0a1b2c3"}
+
+
+def test_the_homes_of_snaps_are_hidden_but_for_a_project_in_one(home: Path) -> None:
+    put(home, "snap/bitwarden/current/.config/Bitwarden/data.json", "snap/code/common/token", "snap/code/common/app/main.py", "other/x")
+    assert hidden(home) == {"snap/bitwarden", "snap/code"}
+    assert hidden(home, projects=[str(home / "snap/code/common/app")]) == {"snap/bitwarden", "snap/code/common/token"}
+    assert hidden(home, projects=[str(home / "snap")]) == set(), "as a project it is searched"
+
+
 def test_a_key_at_the_top_of_a_home_is_hidden_and_other_files_are_not(home: Path) -> None:
     key = pem(b"PRIVATE KEY").decode()
     put(home, "ec2.pem", "id_backup", content=key)

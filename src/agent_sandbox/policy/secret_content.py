@@ -16,7 +16,7 @@ PRIVATE_KEY, A_TOKEN = "a private key", "a token or password"
 # Without one of these no pattern can match, and `re` need not be loaded.
 _HINTS = (
     *(b"akia", b"asia", b"ghp_", b"gho_", b"ghu_", b"ghs_", b"ghr_", b"github_pat", b"glpat-", b"xox", b"sk-", b"_live_", b"aiza", b"npm_"),
-    *(b"pypi-", b"sg.", b"hf_", b"dop_v1", b"hvs.", b"eyj", b"@", b"auth", b"secret", b"token", b"passw", b"pwd", b"key", b"cred"),
+    *(b"/t/", b"pypi-", b"sg.", b"hf_", b"dop_v1", b"hvs.", b"eyj", b"@", b"auth", b"secret", b"token", b"passw", b"pwd", b"key", b"cred"),
 )
 _SHAPES = (
     rb"\b(?:AKIA|ASIA)(?![0-9A-Z]{9}EXAMPLE)[0-9A-Z]{16}\b",
@@ -41,6 +41,11 @@ _ASSIGNED = (
     rb"|encryption_?key|_auth|authtoken|auth_?key|credential)[\w.-]{0,24}[\"']?\s*[:=]\s*[\"']?([^\s\"'#,;<>{}]{12,512})"
 )
 _IN_URLS = rb"\b[a-z][a-z0-9+.-]{1,15}://[^\s/:@\"'<>]*:([^\s/@\"'<>]{6,256})@"
+# The user may be the token, with a password that says nothing (`https://TOKEN:@host`) or without one; conda has it in the path.
+_TOKENS_IN_URLS = (
+    rb"\b[a-z][a-z0-9+.-]{1,15}://([^\s/:@\"'<>]{16,256})(?::[^\s/@\"'<>]{0,16})?@",
+    rb"\bhttps?://[^\s/\"'<>]+/t/((?:[a-z]{2}-)?[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[A-Za-z0-9]{32,128})/",
+)
 _PLACEHOLDERS = (
     *(b"example", b"changeme", b"change_me", b"change-me", b"your", b"xxxx", b"****", b"dummy", b"placeholder", b"insert", b"replace"),
     *(b"todo", b"sample", b"${", b"$(", b"{{", b"%(", b"env.", b"process.env", b"os.environ", b"secrets.", b"/run/", b"file:", b"12345678"),
@@ -60,7 +65,7 @@ def private_key_in(content: bytes, *, named_so: bool) -> bool:
     In any other file, a header such as BEGIN PRIVATE KEY counts only with key data after it, because documents quote headers.
     """
     plain = content.replace(b"\0", b"")  # a key that an editor saved as UTF-16
-    if any(mark in plain for mark in (b"PuTTY-User-Key-File-", b"AGE-SECRET-KEY-1", b"SSH PRIVATE KEY FILE FORMAT", b"-secret: type0")):
+    if any(mark in plain for mark in (b"PuTTY-User-Key-File-", b"AGE-SECRET-KEY-", b"SSH PRIVATE KEY FILE FORMAT", b"-secret: type0")):
         return True
     if b"PRIVATE KEY" in plain or b"OpenVPN Static key" in plain:
         return (
@@ -100,6 +105,8 @@ def token_in(content: bytes) -> bool:
     if any(_pattern(shape).search(content) for shape in _SHAPES):
         return True
     if any(looks_random(match[1]) for match in _pattern(_ASSIGNED).finditer(content)):
+        return True
+    if any(looks_random(match[1]) for shape in _TOKENS_IN_URLS for match in _pattern(shape).finditer(content)):
         return True
     values = (match[1].lower() for match in _pattern(_IN_URLS).finditer(content))
     return any(value not in _IN_URL_WORDS and not _is_placeholder(value) for value in values)

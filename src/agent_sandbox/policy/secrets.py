@@ -48,7 +48,10 @@ SOMEBODY_ELSE = "the home of somebody else"
 
 # Relative to a home. The key is the reason.
 IN_HOME: dict[str, tuple[str, ...]] = {
-    "private keys": (".ssh", ".gnupg", ".pki", ".config/age", ".config/sops", ".minikube"),
+    "private keys": (
+        *(".ssh", ".gnupg", ".pki", ".config/age", ".config/sops", ".config/mise/age.txt", ".minikube", ".sbt/gpg", ".java/deployment"),
+        ".dotnet/corefx/cryptography",  # .NET keeps the keys of certificates there, without a password
+    ),
     "cloud credentials": (
         *(".aws", ".azure", ".config/gcloud", ".boto", ".s3cfg", ".config/rclone", ".oci", ".aliyun", ".config/doctl", ".config/hcloud"),
         *(".fly", ".kube", ".config/helm/registry", ".databrickscfg", ".snowflake", ".terraform.d", ".terraformrc", ".vault-token"),
@@ -60,7 +63,9 @@ IN_HOME: dict[str, tuple[str, ...]] = {
         *(".gradle/gradle.properties", ".composer/auth.json", ".config/composer/auth.json", ".nuget/NuGet/NuGet.Config"),
         *(".huggingface", ".cache/huggingface/token", ".cache/huggingface/stored_tokens", ".kaggle", ".env", ".config/pypoetry/auth.toml"),
         *(".pulumi/credentials.json", ".subversion/auth", ".local/share/uv/credentials", ".cache/composer/auth.json", ".sbt/.credentials"),
-        *(".sbt/1.0/credentials.sbt", ".julia/servers", ".luarocks/upload_config.lua", ".cpan/CPAN/MyConfig.pm"),
+        *(".sbt/1.0/credentials.sbt", ".julia/servers", ".luarocks/upload_config.lua", ".cpan/CPAN/MyConfig.pm", ".sbt/credentials"),
+        *(".sbt/sonatype_credentials", ".sbt/sonatype_central_credentials", ".stack/upload", ".deno/deployctl", ".config/pnpm/auth.ini"),
+        *(".local/share/cargo/credentials", ".local/share/cargo/credentials.toml", ".config/mise/github_tokens.toml"),
     ),
     "database passwords": (".pgpass", ".my.cnf", ".mylogin.cnf"),
     "password stores": (
@@ -70,6 +75,7 @@ IN_HOME: dict[str, tuple[str, ...]] = {
     "browser and messenger profiles": (
         *(".mozilla", ".thunderbird", ".config/google-chrome", ".config/chromium", ".config/BraveSoftware", ".config/microsoft-edge"),
         *(".config/vivaldi", ".config/opera", ".config/Slack", ".config/discord", ".config/Signal", "snap/firefox", "snap/chromium"),
+        ".cache/ms-playwright/daemon",
     ),
     "agents' own credentials": (
         *(".claude", ".claude.json", ".config/claude", ".codex", ".gemini", ".qwen", ".cursor", ".continue", ".config/github-copilot"),
@@ -79,8 +85,10 @@ IN_HOME: dict[str, tuple[str, ...]] = {
         *(".bash_history", ".zsh_history", ".zhistory", ".sh_history", ".ash_history", ".ksh_history", ".history", ".local/share/fish"),
         *(".python_history", ".ipython/profile_default/history.sqlite", ".node_repl_history", ".irb_history", ".psql_history"),
         *(".mysql_history", ".sqlite_history", ".rediscli_history", ".dbshell", ".mongodb", ".lesshst", ".viminfo", ".wget-hsts"),
-        *(".local/state/less/history", ".local/share/mc/history"),
+        *(".local/state/less/history", ".local/share/mc/history", ".julia/logs", ".cache/deno/deno_history.txt", ".local/share/nvim/shada"),
+        *(".cache/deno/location_data", ".vim/.netrwhist", ".emacs.d/history", ".emacs.d/eshell/history"),
     ),
+    "what Java programs remember": (".java/.userPrefs",),
     "access to the desktop": (".Xauthority", ".ICEauthority"),
     "the sandbox's own state and keys": (".local/state/agent-sandbox", ".local/share/agent-sandbox"),  # also when others are in use
 }
@@ -145,15 +153,28 @@ SHOWN_IN_HOME = (
     *(".cmake", ".texlive", ".java"),
     *(f"{directory}/{name}" for directory, names in _SHOWN_BELOW.items() for name in names),
 )
-# Shown files that people keep tokens in. Each is read, and hidden if it holds one.
+# Shown files that people keep tokens in. Each is read, and hidden if it holds one. A `*` stands for any part of a name.
 READ_IN_HOME = (
     *(".bashrc", ".bash_profile", ".bash_login", ".bash_aliases", ".profile", ".zshrc", ".zshenv", ".zprofile", ".zlogin"),
     *(".gitconfig", ".hgrc", ".condarc", ".mambarc", ".gemrc", ".vimrc", ".tmux.conf", ".config/git/config", ".config/pip/pip.conf"),
     *(".config/uv/uv.toml", ".config/pnpm/rc", ".config/yarn/config", ".config/pypoetry/config.toml", ".config/pdm/config.toml"),
     *(".config/hatch/config.toml", ".cargo/config", ".cargo/config.toml", ".cargo/env", ".bundle/config", ".config/go/env"),
     *(".Rprofile", ".bazelrc", ".config/mise/config.toml", ".config/zsh/.zshrc", ".config/zsh/.zshenv", ".config/direnv/direnvrc"),
-    *(".pip/pip.conf", ".emacs", ".pythonrc", ".irbrc", ".pryrc"),
+    *(".pip/pip.conf", ".emacs", ".pythonrc", ".irbrc", ".pryrc", ".bash_logout", ".zlogout", ".gvimrc", ".ideavimrc", ".screenrc"),
+    *(".conda/.condarc", ".conda/condarc", ".miniconda3/.condarc", ".config/pnpm/config.yaml", ".config/sccache/config"),
+    *(".config/ccache/ccache.conf", ".ccache/ccache.conf", ".config/tmux/tmux.conf", ".config/direnv/direnv.toml", ".sbt/repositories"),
+    *(".julia/config/startup.jl", ".vim/vimrc", ".emacs.d/init.el", ".emacs.d/early-init.el", ".config/nvim/init.vim"),
+    *(".config/nvim/init.lua", ".config/nvim/lua/*.lua", ".config/nvim/lua/config/*.lua", ".config/nvim/lua/plugins/*.lua"),
+    *(".config/mise/*.toml", ".config/mise/conf.d/*.toml", ".config/direnv/lib/*.sh", ".oh-my-zsh/custom/*.zsh", ".sbt/1.0/*.sbt"),
+    *(".config/git/*", ".sbt/1.0/plugins/*.sbt", ".stack/config.yaml", ".ipython/profile_default/startup/*"),
 )
+# Found on the disk and hidden, by the reason. A `*` stands for any part of a name.
+FOUND_IN_HOME: dict[str, tuple[str, ...]] = {
+    "browser and messenger profiles": (".cache/ms-playwright/mcp-*",),  # in these an agent's browser is logged in
+}
+# Directories of a home that are no dot-directories, and hold what programs keep for themselves: each program has a home of its own there.
+HOMES_OF_PROGRAMS = ("snap",)
+OF_A_PROGRAM = "what a program keeps for itself"
 UNLISTED, WITH_A_TOKEN = "not among the dot-files that a home shows", "settings with a token"
 
 ABSOLUTE: dict[str, tuple[str, ...]] = {
@@ -165,11 +186,20 @@ ABSOLUTE: dict[str, tuple[str, ...]] = {
     "private keys of this machine": (
         *("/etc/ssh/ssh_host_rsa_key", "/etc/ssh/ssh_host_ecdsa_key", "/etc/ssh/ssh_host_ed25519_key", "/etc/ssh/ssh_host_dsa_key"),
         *("/etc/ssl/private", "/etc/pki/tls/private", "/etc/letsencrypt", "/etc/krb5.keytab", "/etc/wireguard", "/etc/ipsec.secrets"),
+        *("/etc/ipsec.d/private", "/etc/swanctl", "/etc/openvpn", "/etc/nebula", "/etc/cloudflared", "/var/lib/tailscale"),
+        *("/var/lib/zerotier-one/identity.secret", "/var/lib/zerotier-one/authtoken.secret", "/etc/dkimkeys", "/etc/opendkim/keys"),
+        *("/etc/dovecot/private", "/etc/cryptsetup-keys.d", "/etc/luks", "/etc/credstore", "/etc/credstore.encrypted"),
+        *("/var/lib/systemd/credential.secret", "/etc/rndc.key", "/etc/bind/rndc.key", "/etc/puppetlabs/puppet/ssl", "/etc/salt/pki"),
+        *("/etc/chef", "/etc/pve/priv", "/etc/ceph", "/var/lib/bluetooth", "/var/lib/NetworkManager/secret_key"),
     ),
     "network and service passwords": (
         *("/etc/NetworkManager/system-connections", "/etc/netplan", "/etc/wpa_supplicant", "/etc/ppp/chap-secrets", "/etc/ppp/pap-secrets"),
         *("/etc/apt/auth.conf", "/etc/apt/auth.conf.d", "/etc/mysql/debian.cnf", "/etc/postfix/sasl_passwd", "/etc/exim4/passwd.client"),
-        *("/var/lib/sss", "/var/lib/samba/private", "/var/lib/cloud", "/var/spool/cron"),
+        *("/var/lib/sss", "/var/lib/samba/private", "/var/lib/cloud", "/var/spool/cron", "/var/lib/iwd", "/var/lib/connman"),
+        *("/etc/gitlab-runner", "/etc/gitlab", "/etc/msmtprc", "/etc/ssmtp", "/etc/nullmailer/remotes", "/etc/mail/authinfo"),
+        *("/etc/davfs2/secrets", "/etc/samba/credentials", "/etc/smbcredentials", "/etc/ldap.secret", "/etc/pam_ldap.secret"),
+        *("/etc/libnss-ldap.secret", "/etc/sssd", "/etc/chrony/chrony.keys", "/etc/chrony.keys", "/etc/hostapd", "/etc/vault.d"),
+        *("/etc/consul.d", "/etc/nomad.d", "/etc/borgmatic", "/etc/restic", "/etc/rclone.conf", "/etc/docker/key.json"),
     ),
     "container engines and clusters": (
         *("/run/docker.sock", "/run/podman", "/run/containerd", "/run/crio", "/var/lib/docker", "/var/lib/containers"),

@@ -13,7 +13,16 @@ import os
 from agent_sandbox._fast.contexts import suppress
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
 from agent_sandbox.policy.secret_names import suspicion_of
-from agent_sandbox.policy.secrets import READ_IN_HOME, SHOWN_IN_HOME, UNLISTED, WITH_A_TOKEN, FoundMask
+from agent_sandbox.policy.secrets import (
+    FOUND_IN_HOME,
+    HOMES_OF_PROGRAMS,
+    OF_A_PROGRAM,
+    READ_IN_HOME,
+    SHOWN_IN_HOME,
+    UNLISTED,
+    WITH_A_TOKEN,
+    FoundMask,
+)
 from agent_sandbox.workspace.secret_search import SearchMemory, content_secret, holds_secret
 
 if TYPE_CHECKING:
@@ -21,6 +30,7 @@ if TYPE_CHECKING:
 
 _BESIDE_PROGRAMS = ("lib", "lib32", "lib64", "libexec", "include", "share", "pyvenv.cfg")  # of the directory that `bin` lies in
 _MOST_LINKS = 2000  # in one directory of PATH
+_MOST_NAMED = 2000  # entries to compare with a name that has a `*`
 
 
 def hidden_in_home(
@@ -34,12 +44,18 @@ def hidden_in_home(
     projects = tuple(projects)
     if home != "/":  # an account without a home
         kept = {*_inside(home, projects), *(name for name in _inside(home, programs) if name not in _MIXED)}
-        yield from _unlisted("", _Shown(home, _LISTED | kept, _MIXED | _parents(kept)), hidden)
+        shown = _Shown(home, _LISTED | kept, _MIXED | _parents(kept))
+        yield from _unlisted("", shown, hidden)
+        for directory in HOMES_OF_PROGRAMS:
+            if directory not in shown.names:
+                yield from _unlisted(directory, shown, hidden, why=OF_A_PROGRAM)
         if home not in projects:
             yield from _secrets_at_top(home, memory, hidden)
-    for name in READ_IN_HOME:
-        path = f"{home}/{name}"
-        if path not in hidden and os.path.lexists(path) and (found := content_secret(path, memory)):
+    for why, patterns in FOUND_IN_HOME.items():
+        yield from (FoundMask(path, why) for pattern in patterns for path in _named(home, pattern) if path not in hidden)
+    read = dict.fromkeys(path for pattern in READ_IN_HOME for path in _named(home, pattern))
+    for path in read:
+        if path not in hidden and (found := content_secret(path, memory)):
             yield FoundMask(path, WITH_A_TOKEN, remark=f"it holds {found}")
 
 
@@ -70,6 +86,20 @@ def _targets(directory: str) -> Iterator[str]:
 def _beside(directory: str) -> Iterator[str]:
     if os.path.basename(directory) in ("bin", "sbin"):
         yield from (os.path.join(os.path.dirname(directory), name) for name in _BESIDE_PROGRAMS)
+
+
+def _named(home: str, pattern: str) -> Iterator[str]:
+    """Yield the entries of a home that a name stands for. Its last part may have one `*`."""
+    directory, _, name = f"{home}/{pattern}".rpartition("/")
+    start, star, end = name.partition("*")
+    if not star:
+        if os.path.lexists(f"{directory}/{name}"):
+            yield f"{directory}/{name}"
+        return
+    with suppress(OSError), os.scandir(directory) as entries:
+        for _, entry in zip(range(_MOST_NAMED), entries, strict=False):
+            if entry.name.startswith(start) and entry.name.endswith(end):
+                yield entry.path
 
 
 def _secrets_at_top(home: str, memory: SearchMemory, hidden: Collection[str]) -> Iterator[FoundMask]:
@@ -120,7 +150,7 @@ class _Shown:
         )
 
 
-def _unlisted(directory: str, shown: _Shown, hidden: Collection[str]) -> Iterator[FoundMask]:
+def _unlisted(directory: str, shown: _Shown, hidden: Collection[str], *, why: str = UNLISTED) -> Iterator[FoundMask]:
     """Yield the masks for entries of one directory of the home. "" is the home itself, in which only dot-files are hidden."""
     try:
         with os.scandir(f"{shown.home}/{directory}") as entries:
@@ -133,9 +163,9 @@ def _unlisted(directory: str, shown: _Shown, hidden: Collection[str]) -> Iterato
         if not (directory or entry.startswith(".")) or name in shown.names or path in hidden:
             continue
         if name in shown.way and os.path.isdir(path):
-            yield from _unlisted(name, shown, hidden)
+            yield from _unlisted(name, shown, hidden, why=why)
         elif not os.path.islink(path) or shown.hides_target(os.path.realpath(path)):
-            yield FoundMask(path, UNLISTED)
+            yield FoundMask(path, why)
 
 
 __all__ = ["hidden_in_home", "program_places"]
