@@ -78,6 +78,40 @@ def test_closing_leaves_no_zygote_though_a_guest_was_just_being_made(monkeypatch
     assert runtime._zygotes == {}
 
 
+class _Waiting:
+    waiting = True
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def test_a_run_that_is_interrupted_while_it_waits_for_a_guest_is_counted_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each interrupt would keep one more guest waiting, for as long as runs of its kind come."""
+    go_on = threading.Event()
+
+    def make(_: Launch) -> ProcessGuest:
+        if threading.current_thread() is not threading.main_thread():
+            assert go_on.wait(stretched(60))
+        return _Waiting()  # type: ignore[return-value]
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    guests = Pool(make, most=4)
+    try:
+        guests.take(launch_of("1"))
+        (shelf,) = guests._shelves.values()
+        assert until(lambda: shelf.making == 1)
+        with monkeypatch.context() as patched:
+            patched.setattr(guests._changed, "wait", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                guests.take(launch_of("2"))
+        assert (shelf.running, shelf.awaited) == (1, 0)
+    finally:
+        go_on.set()
+        guests.close()
+
+
 def test_after_a_run_a_guest_waits_for_the_next_like_it_and_is_used_once(runtime: ProcessRuntime) -> None:
     run(runtime, launch_of("1"))
     assert until(lambda: waiting(runtime) == 1)

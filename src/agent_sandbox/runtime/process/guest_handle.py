@@ -12,7 +12,7 @@ import os
 import select
 import time
 
-from agent_sandbox._fast.contexts import suppress
+from agent_sandbox._fast.contexts import ExitStack, suppress
 from agent_sandbox._fast.values import TYPE_CHECKING, assert_never, replace
 from agent_sandbox.errors import LaunchFailed, Overtaken, RuntimeUnavailable
 from agent_sandbox.kernel import cgroups, ids, mount_plan, wire
@@ -517,22 +517,29 @@ class ProcessGuest:
         """Kill the guest if it runs, wait until it has ended, and free its resources; with forks, after the last of them. Idempotent."""
         if self._control.fileno() < 0 or (self.checkpoints is not None and self.checkpoints.close_after_forks(self.close)):
             return
-        self.settle()
-        if self._observer is not None:
-            self._observer.close()
-        if self.checkpoints is not None:
-            self.checkpoints.close()
-        self._line.close()
+        with ExitStack() as ends:  # from the last to the first; an interrupt in one step, such as a second Ctrl-C, leaves out no other
+            ends.callback(self.when_closed)
+            ends.callback(self._release)
+            ends.callback(self._close_descriptors)
+            ends.callback(self._line.close)  # init then ends everything, if it has not
+            if self.checkpoints is not None:
+                ends.callback(self.checkpoints.close)
+            if self._observer is not None:
+                ends.callback(self._observer.close)
+            self.settle()
+
+    def _close_descriptors(self) -> None:
         if self.doors is not None:
             self.doors.close()
         left = (self.layers, self._full, self._terminal, self._stdin, self.inward, *self._outputs.values())
         self.layers, self._full, self._terminal, self._stdin, self.inward, self._outputs = None, None, None, None, None, {}
         wire.close_all([fd for fd in left if fd is not None])
+
+    def _release(self) -> None:
         if self._departure is not None:
             self.when_departed(self._departure.process)
         if not self._keeper.done(self._line.number):
             self._cgroup.remove()
-        self.when_closed()
 
     def __enter__(self) -> ProcessGuest:
         return self

@@ -64,13 +64,28 @@ class Pool:
         key = kind_of(launch)
         if key is None:
             return self._make(launch)
-        dead: list[ProcessGuest] = []
         with self._changed:
             shelf = self._shelves.get(key)
             if shelf is None:
                 shelf = self._shelves[key] = _Shelf(_without_secrets(launch))
-            shelf.used = time.monotonic()
-            shelf.running += 1
+            shelf.used = time.monotonic()  # so that it is not cleared before its run is counted
+        begun = False
+        try:  # an interrupt may come anywhere, and a run that is counted for ever would keep a guest waiting for ever
+            with self._changed:
+                shelf.running += 1
+                begun = True
+            guest = self._taken(shelf) or self._make(launch)
+        except BaseException:
+            if begun:
+                self._run_has_ended(shelf)
+            raise
+        guest.when_closed = functools.partial(self._run_has_ended, shelf)
+        return guest
+
+    def _taken(self, shelf: _Shelf) -> ProcessGuest | None:
+        """Take a waiting guest, or the next one that is being made for this shelf. None if there is none."""
+        dead: list[ProcessGuest] = []
+        with self._changed:
             guest = _first_alive(shelf, dead)
             if guest is None:
                 shelf.empty_at = shelf.used
@@ -80,17 +95,13 @@ class Pool:
                 self._tend()
             while guest is None and shelf.making > shelf.awaited and not self._closed:
                 shelf.awaited += 1
-                self._changed.wait()
-                shelf.awaited -= 1
+                try:
+                    self._changed.wait()
+                finally:
+                    shelf.awaited -= 1
                 guest = _first_alive(shelf, dead)
         for gone in dead:
             gone.close()
-        try:
-            guest = self._make(launch) if guest is None else guest
-        except BaseException:
-            self._run_has_ended(shelf)
-            raise
-        guest.when_closed = functools.partial(self._run_has_ended, shelf)
         return guest
 
     def _run_has_ended(self, shelf: _Shelf) -> None:

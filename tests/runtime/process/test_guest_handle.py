@@ -1,0 +1,46 @@
+"""The supervisor's handle of a guest frees everything of it, whatever interrupts the freeing."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from agent_sandbox.runtime.process.runtime import ProcessRuntime
+from tests.leftovers import children
+from tests.patience import until
+from tests.runtime.process.test_pool import launch_of
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def descriptors() -> set[str]:
+    return set(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("step", ["_take_message", "settle"])
+def test_a_second_interrupt_while_a_guest_is_closed_leaves_nothing_else_undone(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first Ctrl-C ends the wait, and the guest is closed; the second comes during that."""
+    runtime = ProcessRuntime()
+    told: list[str] = []
+    try:
+        with runtime.launch(launch_of("pass")) as first:  # starts the zygote
+            first.wait()
+        (zygote,) = runtime._zygotes.values()
+        assert until(lambda: not children(zygote.pid))
+        before = descriptors()
+        guest = runtime.launch(launch_of("import time; time.sleep(1000)"))
+        guest.when_closed = lambda: told.append("closed")
+        with monkeypatch.context() as patched:
+            patched.setattr(guest, step, interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                guest.close()
+        assert told == ["closed"]
+        assert until(lambda: not children(zygote.pid)), "the keeper was told that the run is over, and has collected it"
+        assert descriptors() <= before
+        guest.close()
+        assert told == ["closed"]
+    finally:
+        runtime.close()
