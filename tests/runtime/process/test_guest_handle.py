@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -44,3 +46,12 @@ def test_a_second_interrupt_while_a_guest_is_closed_leaves_nothing_else_undone(s
         assert told == ["closed"]
     finally:
         runtime.close()
+
+
+def test_a_sandbox_of_a_caller_that_ignores_the_end_of_its_children_starts() -> None:
+    code = "import agent_sandbox; print(agent_sandbox.create_sandbox().execute('print(6 * 7)').stdout)"
+    ignoring = (
+        f"import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.executable, [sys.executable, '-c', {code!r}])"
+    )
+    done = subprocess.run([sys.executable, "-c", ignoring], capture_output=True, text=True)
+    assert (done.stdout.strip(), done.stderr) == ("42", "")

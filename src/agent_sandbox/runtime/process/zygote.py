@@ -7,6 +7,7 @@ on.
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # not `signal`, which is slow to load
 import _thread
 import errno
 import itertools
@@ -293,7 +294,9 @@ def _execute(link: int, supervisor: int, words: Sequence[str], program: str) -> 
     nothing = [(os.POSIX_SPAWN_OPEN, fd, "/dev/null", os.O_RDWR, 0) for fd in range(3)]
     executed = sys.executable if image is None else f"/proc/self/fd/{image}"
     try:
-        return os.posix_spawn(executed, argv, environment, file_actions=[*kept, *nothing], setsid=True)
+        # If the application ignores SIGCHLD, so would the zygote, and the kernel would collect its children before it could.
+        defaults = (_signal.SIGCHLD,)
+        return os.posix_spawn(executed, argv, environment, file_actions=[*kept, *nothing], setsid=True, setsigdef=defaults)
     except OSError as error:
         raise LaunchFailed(f"the zygote cannot be started: {error.strerror}", hint="run: agent-sandbox doctor") from error
     finally:
