@@ -13,7 +13,7 @@ from agent_sandbox.runtime.process import probe
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
 
 
-def test_the_network_is_offered_where_no_module_of_the_interpreter_is_in_the_view(monkeypatch):
+def test_the_network_is_offered_where_no_module_of_the_interpreter_is_in_the_view(monkeypatch: pytest.MonkeyPatch) -> None:
     if lacking := network_packages.missing(network_packages.NEEDED):
         pytest.skip(f"packages of the extra `network` are missing: {', '.join(lacking)}")
     runtime, trial = ProcessRuntime(), probe.trial
