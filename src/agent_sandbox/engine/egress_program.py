@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 
-from agent_sandbox._fast.values import dataclass
+from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
+from agent_sandbox.kernel import wire
 from agent_sandbox.runtime.process.zygote import argv_for, packages
+
+if TYPE_CHECKING:
+    import socket
 
 _ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/"}
 _PROGRAM = "agent_sandbox.egress.process"
@@ -23,8 +26,8 @@ class EgressProgram:
 
 def start_program(*, once: bool = False) -> EgressProgram:
     """Start our interpreter with the egress program, with a fixed environment. Set `once` for a single run. Raises OSError."""
-    control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    me = os.pidfd_open(os.getpid())
+    control, theirs = wire.message_pair()
+    me = wire.above_streams(os.pidfd_open(os.getpid()))
     try:
         passed = (theirs.fileno(), me)
         kept = [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in passed]  # each onto itself, so that exec does not close it

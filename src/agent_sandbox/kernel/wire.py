@@ -140,6 +140,27 @@ def credentials(sock: socket.socket) -> int:
     raise EOFError("the other side has gone")
 
 
+def above_streams(fd: int) -> int:
+    """Return a descriptor under a number that is no stream's, and close it under its own if that was one.
+
+    An application that has closed its streams gives their numbers to the next descriptors.
+    """
+    if fd > 2:
+        return fd
+    moved: int = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    os.close(fd)
+    return moved
+
+
+def message_pair() -> tuple[socket.socket, socket.socket]:
+    """Return two connected sockets for whole messages, above the streams."""
+    one, other = (
+        each if each.fileno() > 2 else socket.socket(fileno=above_streams(each.detach()))
+        for each in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    )
+    return one, other
+
+
 def close_all(descriptors: Sequence[int]) -> None:
     """Close descriptors. A descriptor that is already closed is no error."""
     for fd in descriptors:

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from agent_sandbox import Sandbox
 from agent_sandbox.runtime.process.runtime import ProcessRuntime
 from tests.leftovers import children
 from tests.patience import until
@@ -55,3 +56,25 @@ def test_a_sandbox_of_a_caller_that_ignores_the_end_of_its_children_starts() -> 
     )
     done = subprocess.run([sys.executable, "-c", ignoring], capture_output=True, text=True)
     assert (done.stdout.strip(), done.stderr) == ("42", "")
+
+
+LOOKS = "import os, stat; print([stat.S_ISFIFO(os.fstat(fd).st_mode) for fd in (0, 1, 2)], len(os.listdir('/proc/self/fd')))"
+
+
+@pytest.mark.parametrize("closed", [(0,), (1, 2), (0, 1, 2)])
+def test_a_sandbox_of_a_caller_without_streams_starts(closed: tuple[int, ...]) -> None:
+    """Our own descriptors then get the numbers of streams, and are not taken for them."""
+    code = f"""
+import os
+from agent_sandbox import Sandbox
+told = os.dup(1)
+for fd in {closed}:
+    os.close(fd)
+with Sandbox() as sandbox:
+    seen = sandbox.execute({LOOKS!r})
+os.write(told, f"{{seen.stdout}}{{seen.error}}".encode())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    with Sandbox() as sandbox:
+        usual = sandbox.execute(LOOKS).stdout
+    assert usual.startswith("[True, True, True] ") and done.stdout == f"{usual}None", (done.stdout, done.stderr)

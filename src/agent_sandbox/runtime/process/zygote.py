@@ -68,8 +68,8 @@ class Zygote:
 
     def __init__(self, words: Sequence[str] | None = (), *, program: str = _PROGRAM) -> None:
         """Start a zygote with these words, usually modules to preload. With None, fork the caller instead, which must have one thread."""
-        self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        me = os.pidfd_open(os.getpid())
+        self._link, theirs = wire.message_pair()
+        me = wire.above_streams(os.pidfd_open(os.getpid()))
         try:
             self.pid = _fork(theirs, me) if words is None else _execute(theirs.fileno(), me, words, program)
             self._process = os.pidfd_open(self.pid)
@@ -340,7 +340,7 @@ def _sealed_image(interpreter: str) -> tuple[int | None, dict[str, str]]:
     """
     if os.geteuid() == 0 or os.stat(interpreter).st_uid != os.geteuid():
         return None, {}
-    image = os.memfd_create("python", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    image = wire.above_streams(os.memfd_create("python", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
     with open(interpreter, "rb") as file:
         while os.sendfile(image, file.fileno(), None, 1 << 30):
             continue

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from agent_sandbox.kernel.memory import available_memory
+from agent_sandbox.kernel.wire import above_streams
 from agent_sandbox.runtime.process.zygote import argv_for
 from agent_sandbox.runtime.wasm import compiler
 from agent_sandbox.runtime.wasm.cache import Cache, Untrusted
@@ -41,6 +42,7 @@ def begin(cache: Cache, words: Sequence[str], announce: Callable[[str], None], *
         lock = compiler.try_lock(cache)
         if lock is None:
             return GOING_ON
+        lock = above_streams(lock)
         try:
             if why := _obstacle(cache, now):
                 return why
@@ -102,7 +104,7 @@ def _read_record(path: str) -> tuple[int, float, str]:
 def _start(cache: Cache, lock: int, words: Sequence[str]) -> None:
     path = _record_path(cache)
     failures, _, _ = _read_record(path)
-    record = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    record = above_streams(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
     try:
         os.write(record, f"{failures + 1}\n".encode())
         streams = [(os.POSIX_SPAWN_OPEN, fd, "/dev/null", os.O_RDWR, 0) for fd in (0, 1)]
