@@ -30,8 +30,13 @@ BEGIN = (
         for d, ds, ns in os.walk(base) for n in ns + ds)""",
     """def content(path):
     return os.readlink(path) if os.path.islink(path) else os.path.isdir(path) or open(path).read()""",
+    """def directory():
+    try:
+        return os.path.relpath(os.getcwd(), base)
+    except FileNotFoundError:  # it was removed
+        return None""",
     """def everything():
-    return [[[n, repr(v)] for n, v in named('v')], tree(), os.path.relpath(os.getcwd(), base), os.environ.get('V'),
+    return [[[n, repr(v)] for n, v in named('v')], tree(), directory(), os.environ.get('V'),
         [[n, v.__defaults__[0][0]] for n, v in named('c')], [[n, v.v] for n, v in named('C')],
         [[n, v.gi_frame and v.gi_frame.f_locals.get('each')] for n, v in named('g')],
         [[n, os.lseek(v, 0, 1)] for n, v in named('h')], [[n, sorted(os.listdir(v)) == sorted(os.listdir(base))] for n, v in named('o')],

@@ -430,7 +430,8 @@ def _rules() -> tuple[int, ...]:
     stamps: list[int] = [1]
     for module in (secret_names, secret_content):
         with suppress(OSError):
-            stamps.append(os.stat(str(module.__file__)).st_mtime_ns)
+            status = os.stat(str(module.__file__))
+            stamps += (status.st_mtime_ns, status.st_size)  # an installer may give the files of every version the same time
     return tuple(stamps)
 
 

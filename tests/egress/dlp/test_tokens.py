@@ -38,6 +38,10 @@ def test_the_beginning_of_a_token_alone_is_no_token(rule: str) -> None:
     assert rule not in rules_found(REQUEST.format(TOKENS[rule]()[:9]).encode())
 
 
+def test_a_post_quantum_key_of_age_is_found() -> None:
+    assert "age-key" in rules_found(REQUEST.format(TOKENS["age-key"]().replace("KEY-1", "KEY-PQ-1")).encode())
+
+
 SECRETS = {
     "address-with-password": lambda: f"DATABASE_URL=postgres://app:{some(LETTERS, 14)}@db.example.com:5432/main",
     "authorization": lambda: f"Authorization: Bearer {some(LETTERS, 40)}",
