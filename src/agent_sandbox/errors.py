@@ -144,3 +144,20 @@ def pip_install(packages: str) -> str:
     python = shlex.quote(sys.executable or "python3")
     has_pip = importlib.util.find_spec("pip") is not None
     return f"{python} -m pip install {packages}" if has_pip else f"uv pip install --python {python} {packages}"
+
+
+def install_extra(extra: str) -> str:
+    """Return the command line that installs the packages of an extra. It names them: an index need not have this program.
+
+    It may have another of its name, too.
+    """
+    import re  # only for hints
+    import shlex
+    from importlib.metadata import PackageNotFoundError, requires
+
+    try:
+        every = [requirement.partition(";") for requirement in requires("entersandbox") or ()]
+    except PackageNotFoundError:  # run from its sources
+        every = []
+    needed = [package.strip() for package, _, marker in every if re.search(rf"extra\s*==\s*['\"]{re.escape(extra)}['\"]", marker)]
+    return pip_install(shlex.join(needed) if needed else f"'entersandbox[{extra}]'")

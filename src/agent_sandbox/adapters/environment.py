@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
 from agent_sandbox._calls import Shell
 from agent_sandbox.aio import AsyncFiles, AsyncLiveSandbox
-from agent_sandbox.errors import SandboxError, pip_install
+from agent_sandbox.errors import SandboxError, install_extra
 from agent_sandbox.live import LiveSandbox
 from agent_sandbox.options import PathLike
 from agent_sandbox.result import SandboxResult
@@ -49,7 +49,7 @@ def needing(extra: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        install = pip_install(f"'entersandbox[{extra}]'")
+        install = install_extra(extra)
         message = f"this adapter needs a package that is not installed ({error.name}): {install}"
         raise ModuleNotFoundError(message, name=error.name) from error
 

@@ -17,7 +17,7 @@ from agent_sandbox.egress import frames
 from agent_sandbox.engine import trust
 from agent_sandbox.engine.egress_program import EgressProgram, start_program
 from agent_sandbox.engine.provisions import Provisions
-from agent_sandbox.errors import LaunchFailed, pip_install
+from agent_sandbox.errors import LaunchFailed, install_extra
 from agent_sandbox.kernel import wire
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class EgressFork:
         if message["kind"] != kind:
             why = str(message.get("why", ""))
             lacks = "ModuleNotFoundError" in why
-            hint = "install it: " + pip_install("'entersandbox[network]'") if lacks else "run: agent-sandbox doctor"
+            hint = "install it: " + install_extra("network") if lacks else "run: agent-sandbox doctor"
             raise LaunchFailed(f"the egress process could not get ready: {why}", hint=hint)
         return message
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent_sandbox.errors import PolicyError, RuntimeUnavailable, pip_install
+from agent_sandbox.errors import PolicyError, RuntimeUnavailable, install_extra
 from agent_sandbox.policy.paths import contains
 from agent_sandbox.server.local_ports import is_strong, listening_at, local_address
 from agent_sandbox.server.traces import Traces, start_traces
@@ -39,7 +39,7 @@ def available() -> None:
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
-        hint = pip_install("'entersandbox[server]'")
+        hint = install_extra("server")
         raise RuntimeUnavailable("the HTTP interface needs the extra `server`", missing=("server",), hint=hint) from error
 
 

@@ -16,7 +16,7 @@ from agent_sandbox.cli.options import JSON_OUTPUT_BYTES, CommandOptions
 from agent_sandbox.cli.parser import Request, UsageError
 from agent_sandbox.cli.render.messages import Console, remark
 from agent_sandbox.cli.results import VerbResult
-from agent_sandbox.errors import RuntimeUnavailable, pip_install
+from agent_sandbox.errors import RuntimeUnavailable, install_extra
 from agent_sandbox.server.local_ports import SHORTEST_TOKEN, is_strong, local_address
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def serve_mcp(request: Request, console: Console) -> VerbResult:
         raise RuntimeUnavailable(
             "the MCP server needs the package mcp, which is not installed",
             missing=("mcp",),
-            hint=pip_install("'entersandbox[mcp]'"),
+            hint=install_extra("mcp"),
         )
     options = McpOptions.read(request)
     token = os.environ.pop(TOKEN, "")  # what runs in the sandbox never has it
