@@ -182,6 +182,18 @@ def test_codex_falls_back_to_its_own_read_only_sandbox(machine: Machine) -> None
     assert [entry["hooks"][0]["command"] for entry in hooks] == ["mine", hook_command("codex")]
 
 
+def test_codex_is_not_connected_while_a_profile_has_a_wider_sandbox(machine: Machine) -> None:
+    path = machine.home / ".codex/config.toml"
+    path.parent.mkdir()
+    path.write_text(wider := '[profiles.fast]\nmodel = "o9"\nsandbox_mode = "workspace-write"\n')
+    before = tree(machine.home)
+    with pytest.raises(PolicyError, match=r"profile 'fast'.*\[profiles.fast\]"):
+        machine.connect("codex")
+    assert tree(machine.home) == before
+    path.write_text(wider.replace("workspace-write", "read-only"))
+    machine.connect("codex")
+
+
 def test_gemini_allows_only_rewritten_commands_without_asking(machine: Machine) -> None:
     machine.connect("gemini")
     allow, ask, deny = tomllib.loads((machine.home / ".gemini/policies/agent-sandbox.toml").read_text())["rule"]
