@@ -132,6 +132,26 @@ def test_a_holder_that_was_killed_blocks_nobody_and_is_not_named(state: SandboxS
         assert "the dead one" not in left.read_text()
 
 
+def test_a_child_that_has_a_copy_of_the_lock_does_not_keep_it(state: SandboxState) -> None:
+    """It closes its copy late, as a child does on a busy machine."""
+    with state.lock(command="first"):
+        child = os.fork()
+        if not child:
+            signal.pause()
+        try:
+            with pytest.raises(Busy), state.lock(command="second"):
+                pass
+        except BaseException:
+            os.kill(child, signal.SIGKILL)
+            raise
+    try:
+        with state.lock(command="third"):
+            pass
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
 def test_a_lock_whose_text_is_nonsense_still_locks(state: SandboxState) -> None:
     with state.lock():
         Path(state.store.path, "locks", state.id).write_text('{"pid": "many"')

@@ -403,7 +403,8 @@ class Holder:
 def hold(path: str, holder: Holder, *, wait: bool, what: str = "this sandbox") -> Iterator[None]:
     """Hold the lock at `path` for the duration of the block. If another process holds it, wait, or without `wait` raise `Busy`.
 
-    `Busy` names the holder. The descriptor is closed on exec. A child forked without exec has to close it, or it keeps the lock.
+    `Busy` names the holder. The descriptor is closed on exec. A child forked without exec has a copy; it does not keep the lock after the
+    block, but if this process is killed in the block, the lock is held until the child closes it.
     """
     descriptor = _locked(path, wait=wait, what=what)
     try:
@@ -414,6 +415,8 @@ def hold(path: str, holder: Holder, *, wait: bool, what: str = "this sandbox") -
             yield
         finally:
             os.ftruncate(descriptor, 0)
+            # Not only closed: on a busy machine a child may still have its copy, and the next command must not find the lock taken.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
         os.close(descriptor)
 
