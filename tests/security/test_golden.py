@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 from pathlib import Path
@@ -28,9 +29,17 @@ def _groups() -> str:
     return " ".join(each if int(each) == os.getegid() else NOBODYS for each in status["Groups"].split())
 
 
+def _keep_a_key() -> None:
+    """Keep a key in a keyring of ours, as everybody has after a login: /proc tells of it."""
+    number = {"x86_64": 248, "aarch64": 217}.get(os.uname().machine)
+    if number is not None:
+        ctypes.CDLL(None).syscall(number, b"user", b"a-key-of-a-test", b"x", 1, -2)
+
+
 @case(49, prio="P1")
 @pytest.mark.parametrize("way", ["zygote", "program"])
 def test_a_look_around_finds_what_it_found_before_and_nothing_new(number: int, way: str, box: Box, tell: Tell) -> None:
+    _keep_a_key()
     if way == "zygote":
         seen = box.probe(inventory.source(inside=True))
     else:

@@ -156,14 +156,15 @@ def test_a_hundred_megabytes_are_refused_before_they_are_there(interface: Any) -
 
 
 def test_a_thousand_connections_are_answered_or_told_to_come_later(interface: Any) -> None:
-    with serving(interface) as port, ExitStack() as stack:
-        links = [stack.enter_context(port.connect()) for _ in range(500)]  # half at a time: both ends are descriptors of this process
+    """Not all at a time: both ends are descriptors of this process, which commonly may have 1024."""
+    with serving(interface) as port:
         answers: Counter[bytes] = Counter()
-        for round_ in range(2):
-            for link in links:
-                with suppress(OSError):
-                    link.sendall(b"GET /healthz HTTP/1.1\r\n" + BEARING + b"Connection: close\r\n\r\n")
-            answers += Counter(rest(link)[9:12] for link in links)
-            links = [stack.enter_context(port.connect()) for _ in range(500)] if not round_ else []
+        for count in (400, 400, 200):
+            with ExitStack() as stack:
+                links = [stack.enter_context(port.connect()) for _ in range(count)]
+                for link in links:
+                    with suppress(OSError):
+                        link.sendall(b"GET /healthz HTTP/1.1\r\n" + BEARING + b"Connection: close\r\n\r\n")
+                answers += Counter(rest(link)[9:12] for link in links)
         assert sum(answers.values()) == 1000 and set(answers) <= {b"200", b"503", b""} and answers[b"200"], answers
         assert port.get() == 200

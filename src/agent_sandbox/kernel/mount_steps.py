@@ -59,6 +59,7 @@ PROC_MASKED = (
     "asound",
     "kcore",
     "keys",
+    "key-users",
     "latency_stats",
     "timer_list",
     "timer_stats",
