@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -140,4 +141,5 @@ def test_what_one_part_mounts_is_not_there_for_another(tmp_path: Path) -> None:
     look = f"mount -t tmpfs none {place}; touch {place}/inside; ls {place}"
     running = suite.start(suite.Part("mounting", ("sh", "-c", look)), scratch)
     running.process.wait()
+    shutil.rmtree(running.temporary)
     assert running.said.read_text() == "inside\n" and os.listdir(place) == []
