@@ -82,10 +82,12 @@ def keeping(megabytes: int, *, again: bool = False) -> States:
 def going_back(megabytes: int, *, again: bool = False) -> Call:
     """A rewind, from a state in which something was written since."""
     session = _holding(megabytes, again=again)
-    _done(session, "here = 1\nhere = 2")
-    step = session.timeline.steps[-2]
+    step = 0
 
     def before() -> None:
+        nonlocal step
+        _done(session, "here = 1\nhere = 2")
+        step = session.timeline.steps[-2].number  # a new one each time: an old one would be given up among so many
         _done(session, "here = 3; open('note', 'w').write('x')")
 
     def call() -> None:
