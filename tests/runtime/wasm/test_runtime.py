@@ -54,6 +54,18 @@ def run(runtime: WasmRuntime, source: str, *, limits: Limits = LIMITS) -> Comple
         return guest.wait()
 
 
+FILES = """
+for number in range(100):
+    open(f"/tmp/{number}", "w").write("x")
+print(sum(len(open(f"/tmp/{number}").read()) for number in range(100)))
+"""
+
+
+def test_the_engines_threads_do_not_reach_the_programs_limit(runtime: WasmRuntime) -> None:
+    completed = run(runtime, FILES, limits=replace(LIMITS, processes=6))
+    assert (completed.stdout, completed.exit.limits_hit) == (b"100\n", ())
+
+
 def test_pandas_is_there_and_was_imported_beforehand(runtime: WasmRuntime) -> None:
     ran = run(
         runtime, "import sys\nfound = 'pandas' in sys.modules\nimport pandas as pd\nprint(found, pd.DataFrame({'A': [1, 2, 3]})['A'].sum())"

@@ -57,6 +57,9 @@ print([os.stat(os.path.join("/tmp", name)) for name in os.listdir("/tmp")], obje
 """
 _ENDLESS = "while True: pass"
 _FUEL = 10_000_000  # a hundredth of a second
+# The program inside starts no process and no thread. The engine has up to 512 threads for files, and starts one whenever none is idle. That
+# depends on how busy the machine is: at a lower limit, runs of one program would differ in the limits that they reached.
+_ENGINE_TASKS = 640
 
 
 class WasmRuntime:
@@ -201,10 +204,14 @@ class WasmRuntime:
         module = COUNTING if launch.deterministic is not None or launch.limits.fuel is not None else MODULE
         package = self._package
         root = moved_down(launch.root, compiled=self._compiled(module), library=package.library, name=package.library_name)
+        limits = launch.limits
+        if limits.processes is not None:
+            limits = replace(limits, processes=max(limits.processes, _ENGINE_TASKS))
         return self._guests.launch(
             replace(
                 launch,
                 root=root,
+                limits=limits,
                 processes=False,
                 executables=(),
                 preload=(module,),  # one zygote for each module
