@@ -1,4 +1,4 @@
-"""What may or may not have been done is unknown afterwards: of variables, of functions, and of where words begin and end.
+"""The reader calls a variable, a function or the end of a word unknown if a part of the line may or may not have changed it.
 
 Each line really starts `rm`: `test_against_bash` runs them.
 """

@@ -1,4 +1,4 @@
-"""What a shell knows while it reads a command line: its variables and functions, as far as the text tells.
+"""The state of a shell while it reads a command line: its variables and functions, as far as the text tells.
 
 Much of a command line may or may not be done: what follows `&&`, the body of an `if`. After it, a variable that it sets has an unknown
 value, and a function that it defines may be this or that.

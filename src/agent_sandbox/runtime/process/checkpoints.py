@@ -359,7 +359,7 @@ class Checkpoints:
 def _ended_by(status: int) -> str:
     """Say how a copy of a state ended that was to answer a question."""
     if os.WIFEXITED(status):
-        return f"the copy of it in which this ran ended with exit code {os.WEXITSTATUS(status)}"
+        return f"the process that was to answer ended with exit code {os.WEXITSTATUS(status)}"
     number = os.WTERMSIG(status)
     perhaps = ", as when memory runs out" if number == signal.SIGKILL else ""
-    return f"the copy of it in which this ran was ended by signal {number}{perhaps}"
+    return f"the process that was to answer was ended by signal {number}{perhaps}"
