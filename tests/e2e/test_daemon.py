@@ -25,6 +25,19 @@ from tests.e2e.program import PROGRAM, Shell, processes_in, words
 from tests.patience import until
 
 ALONE = {errand.OFF: "1"}
+# A caller that gets no further, when its whole request is sent, until the daemon has performed it and taken leave.
+HELD_UP = """
+import _socket, select, sys
+class HeldUp(_socket.socket):
+    def sendmsg(self, buffers, *rest):
+        sent, gone = super().sendmsg(buffers, *rest), select.poll()
+        gone.register(self, 0)
+        gone.poll()
+        return sent
+_socket.socket = HeldUp
+from agent_sandbox.cli.errand import program
+program()
+"""
 BEAT = "while :; do echo x >>{file}; sleep 0.05; done"
 
 
@@ -90,6 +103,21 @@ def test_what_it_performs_is_what_the_caller_would_have_performed(served: Shell)
             assert told == expected
         else:
             assert (by_daemon.stdout, by_daemon.stderr) == (by_itself.stdout, by_itself.stderr), line
+
+
+def test_what_it_has_performed_before_its_caller_goes_on_is_not_performed_again(served: Shell) -> None:
+    kept, wrong = ("run", "echo once >>file"), ("run", "--no-such-option")
+    run, refused = (
+        subprocess.run(
+            [sys.executable, "-c", HELD_UP, *line], cwd=served.cwd, env=served.environment, stdin=subprocess.DEVNULL, capture_output=True
+        )
+        for line in (kept, wrong)
+    )
+    assert counts(served)["performed"] == 2
+    assert run.returncode == 0, run.stderr
+    assert served("run", "cat file").stdout == b"once\n"
+    expected = alone(served)(*wrong)
+    assert (refused.returncode, refused.stderr) == (expected.returncode, expected.stderr)
 
 
 @pytest.mark.once

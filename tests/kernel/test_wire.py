@@ -46,6 +46,26 @@ def test_a_message_larger_than_the_socket_buffer_arrives_whole() -> None:
         sender.join()
 
 
+def test_a_message_is_sent_although_its_receiver_has_read_it_and_gone() -> None:
+    near, theirs = socket.socketpair()
+
+    class HeldUp(socket.socket):
+        def sendmsg(self, *arguments: object) -> int:
+            sent = super().sendmsg(*arguments)  # type: ignore[arg-type]
+            arrived.append(wire.receive(theirs))
+            theirs.close()
+            return sent
+
+    arrived: list[tuple[object, list[int]]] = []
+    with HeldUp(fileno=near.detach()) as ours, open(os.devnull) as file:
+        wire.send(ours, "a value", [file.fileno()])
+        ((value, descriptors),) = arrived
+        assert value == "a value" and len(descriptors) == 1
+        wire.close_all(descriptors)
+        with pytest.raises(BrokenPipeError):  # the control arm: another message does not arrive
+            wire.send(ours, "a value")
+
+
 @pytest.mark.parametrize("part", [b"", b"\0\0", b"\0\0\0\x10half"])
 def test_a_sender_that_goes_away_is_noticed(part: bytes) -> None:
     ours, theirs = socket.socketpair()

@@ -155,7 +155,8 @@ def _ask(link: Link, line: list[str], here: int) -> None:
     message = len(body).to_bytes(4, "big") + body
     descriptors = b"".join(number.to_bytes(4, sys.byteorder) for number in (0, 1, 2, here))
     sent = link.sendmsg([message], [(SOL_SOCKET, SCM_RIGHTS, descriptors)])
-    link.sendall(memoryview(message)[sent:])
+    if sent < len(message):  # sending nothing fails, too, if all of it was performed meanwhile: then we would perform it again
+        link.sendall(memoryview(message)[sent:])
 
 
 def _detaches(line: list[str], verb: str) -> bool:

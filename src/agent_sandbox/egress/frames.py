@@ -33,7 +33,8 @@ def send(link: socket.socket, message: dict[str, Any], descriptors: Sequence[int
     data = memoryview(frame(message))
     if descriptors:
         data = data[socket.send_fds(link, [data], list(descriptors)) :]
-    link.sendall(data)
+    if data:  # sending nothing fails, too, if the receiver has read all of it and gone
+        link.sendall(data)
 
 
 def receive(link: socket.socket, *, most: int = MOST_BYTES) -> tuple[dict[str, Any], list[int]]:

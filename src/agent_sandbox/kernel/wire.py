@@ -91,7 +91,8 @@ def send_packed(sock: socket.socket, packed: bytes, descriptors: Sequence[int] =
     message = memoryview(packed)
     if descriptors:
         message = message[socket.send_fds(sock, [message], list(descriptors)) :]
-    sock.sendall(message)
+    if message:  # sending nothing fails, too, if the receiver has read all of it and gone
+        sock.sendall(message)
 
 
 def pack(value: Any) -> bytes:

@@ -125,4 +125,5 @@ async def _ask(link: socket.socket, place: Path, message: bytes, descriptors: Se
     finally:
         os.close(directory)
     sent = socket.send_fds(link, [message], list(descriptors))
-    await asyncio.get_running_loop().sock_sendall(link, memoryview(message)[sent:])
+    if sent < len(message):  # sending nothing fails, too, if all of it was performed meanwhile
+        await asyncio.get_running_loop().sock_sendall(link, memoryview(message)[sent:])
