@@ -5,13 +5,16 @@ from __future__ import annotations
 import io
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import tarfile
 import threading
 import tracemalloc
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -195,7 +198,7 @@ def test_an_engine_that_hangs_is_killed_with_its_children_and_named(
     with pytest.raises(RuntimeUnavailable, match="podman: it did not answer within"):
         fetch_image(store, "some:1", search_path=f"{hanging}:/usr/bin:/bin" if not shutil.which("docker") else hanging)
     for pid in map(int, pids.read_text().split()):
-        until(lambda pid=pid: not _runs(pid))  # type: ignore[misc]
+        assert until(lambda pid=pid: not _runs(pid))  # type: ignore[misc]
 
 
 def _runs(pid: int) -> bool:
@@ -222,7 +225,51 @@ def test_what_an_engine_leaves_behind_is_ended(store: ImageStore, tmp_path: Path
     leaving = engine(tmp_path / "bin", f"setsid sleep 1000 < /dev/null 2> /dev/null & echo $! > {pids}; exit 125")
     with pytest.raises(RuntimeUnavailable, match="podman: it ended with 125"):
         fetch_image(store, "some:1", search_path=leaving)
-    until(lambda: not _runs(int(pids.read_text())))
+    assert until(lambda: not _runs(int(pids.read_text())))
+
+
+def test_what_an_engine_leaves_behind_is_ended_also_if_it_starts_a_program_just_then(
+    store: ImageStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pids = tmp_path / "pids"
+    looked: set[str] = set()
+
+    def looks(path: str, mode: str) -> IO[bytes]:
+        """At the first look, what the kernel shows of a process in the middle of execve(2)."""
+        with open(path, mode) as file:
+            content: bytes = file.read()
+        ours = path.split("/")[2] in pids.read_text().split()
+        if ours and path not in looked:
+            looked.add(path)
+            before, name, rest = content.rpartition(b")")
+            fields = rest.split(b" ")
+            content = b"" if path.endswith("/environ") else before + name + b" ".join([*fields[:49], b"0", *fields[50:]])
+        return io.BytesIO(content)
+
+    monkeypatch.setattr(container_engines, "open", looks, raising=False)
+    leaving = engine(tmp_path / "bin", f"setsid sleep 1000 < /dev/null 2> /dev/null & echo $! > {pids}; exit 125")
+    with pytest.raises(RuntimeUnavailable, match="podman: it ended with 125"):
+        fetch_image(store, "some:1", search_path=leaving)
+    pid = int(pids.read_text())
+    ended = until(lambda: not _runs(pid), seconds=5)
+    if not ended:
+        os.kill(pid, signal.SIGKILL)
+    assert ended and looked, "it is looked at again"
+
+
+def test_a_process_that_starts_a_program_is_told_from_one_without_an_environment(tmp_path: Path) -> None:
+    again = tmp_path / "again"
+    again.write_text('#!/bin/sh\nexec "$0"\n')
+    again.chmod(0o755)
+    idle = [["sleep", "1000"], ["env", "-i", "sleep", "1000"]]
+    with ExitStack() as stack:
+        started = [stack.enter_context(subprocess.Popen(words)) for words in (*idle, ["true"], [str(again)])]
+        for process in started:
+            stack.callback(process.kill)
+        *still, ending, starting = [str(each.pid) for each in started]
+        for each in (*still, ending, "2"):  # 2 is a thread of the kernel, outside of containers
+            assert until(lambda each=each: not container_engines._starts_a_program(each))  # type: ignore[misc]
+        assert until(lambda: any(container_engines._starts_a_program(starting) for _ in range(1000))), "one that does so all the time"
 
 
 def test_an_image_that_nobody_has_is_named_with_what_the_engines_said(store: ImageStore, tmp_path: Path) -> None:

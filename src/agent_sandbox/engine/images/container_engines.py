@@ -24,6 +24,10 @@ ENGINES = ("podman", "docker")
 ANSWER_SECONDS, TRANSFER_SECONDS = 30.0, 1800.0
 _CHUNK = 65536
 _SAID = 300  # characters of an engine's message that are passed on
+ENDING_SECONDS, _PAUSE_SECONDS = 30.0, 0.005
+# Indices of fields in /proc/pid/stat; index 0 is the field after the name, which has the number 3.
+_FLAGS, _ENVIRONMENT_END = 9 - 3, 51 - 3
+_KERNEL_THREAD = 0x200000  # PF_KTHREAD
 
 
 def fetch_image(
@@ -109,7 +113,19 @@ def _last_words(child: subprocess.Popen[bytes], deadline: float) -> bytes:
 
 
 def _end_marked(mark: bytes) -> None:
-    """Kill every process with this variable: the engine's client, and what it has left behind, such as the process that podman pauses."""
+    """Kill every process with this variable: the engine's client, and what it has left behind, such as the process that podman pauses.
+
+    One that starts another program just now shows no environment, and one may fork before it is killed. So it is looked until nothing new
+    is found, for some seconds.
+    """
+    give_up_at = time.monotonic() + ENDING_SECONDS
+    while not _all_ended(mark) and time.monotonic() < give_up_at:
+        time.sleep(_PAUSE_SECONDS)
+
+
+def _all_ended(mark: bytes) -> bool:
+    """Kill the marked processes of one look at the machine. Return whether there was none, and none that may be one."""
+    none = True
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
@@ -119,9 +135,22 @@ def _end_marked(mark: bytes) -> None:
             continue
         try:
             with open(f"/proc/{name}/environ", "rb") as environment:
-                if mark in environment.read(1 << 20).split(b"\0"):
-                    signal.pidfd_send_signal(process, signal.SIGKILL)
+                content = environment.read(1 << 20)
+            if mark in content.split(b"\0"):
+                none = False
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+            elif not content and _starts_a_program(name):
+                none = False
         except OSError:  # it has gone, or is somebody else's
             continue
         finally:
             os.close(process)
+    return none
+
+
+def _starts_a_program(pid: str) -> bool:
+    """Whether a process is in the middle of execve(2): it has memory already, and no environment in it yet. Raises OSError."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    state, flags, environment_end = fields[0], int(fields[_FLAGS]), int(fields[_ENVIRONMENT_END])
+    return state not in (b"Z", b"X") and not flags & _KERNEL_THREAD and not environment_end
