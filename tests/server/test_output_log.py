@@ -66,3 +66,21 @@ def test_the_newest_lines_are_those_of_both_streams() -> None:
     for most, expected in ((1, b"e"), (2, b"d\ne"), (3, b"c\nd\ne"), (4, b"b\nc\nd\ne"), (9, b"a\nb\nc\nd\ne")):
         assert b"".join(piece.data for piece in newest_lines(pieces, most)) == expected
     assert b"".join(piece.data for piece in newest_lines(pieces[:2], 1)) == b"c\n"
+
+
+def test_a_line_that_came_in_pieces_is_one_line() -> None:
+    told = (("stderr", b"one\nasked"), ("stdout", b"x\ny"), ("stderr", b" "), ("stderr", b""), ("stderr", b"/note\n"), ("stdout", b"z\n"))
+    pieces = tuple(Piece(at, *each) for at, each in enumerate(told))
+    expected = {
+        0: (b"", b""),
+        1: (b"yz\n", b""),
+        2: (b"yz\n", b"asked /note\n"),
+        3: (b"x\nyz\n", b"asked /note\n"),
+        4: (b"x\nyz\n", b"one\nasked /note\n"),
+        9: (b"x\nyz\n", b"one\nasked /note\n"),
+    }
+    for most, streams in expected.items():
+        newest = newest_lines(pieces, most)
+        assert newest == tuple(sorted(newest, key=lambda piece: piece.at))
+        kept = tuple(b"".join(each.data for each in newest if each.stream == stream) for stream in ("stdout", "stderr"))
+        assert kept == streams, most

@@ -137,20 +137,29 @@ def _piece(line: bytes) -> Piece | None:
 
 
 def newest_lines(pieces: tuple[Piece, ...], most: int) -> tuple[Piece, ...]:
-    """Return the newest lines of output, of both streams together.
+    """Return the newest lines of output, of both streams together. A line may have come in several pieces.
 
     >>> newest_lines((Piece(0, "stdout", b"a\\nb\\n"), Piece(1, "stderr", b"c\\nd")), 2)
     (Piece(at=1, stream='stderr', data=b'c\\nd'),)
     """
     kept: list[Piece] = []
     left = most
+    # By stream: whether the oldest line that is kept of it may have begun in an older piece. False once a line is left out.
+    begun: dict[str, bool] = {}
     for piece in reversed(pieces):
-        ends_open = not kept and not piece.data.endswith(b"\n")  # the last line has not ended yet
-        lines = piece.data.split(b"\n")
-        count = len(lines) - 1 + ends_open
-        if count >= left:
-            kept.append(Piece(piece.at, piece.stream, b"\n".join(lines[-(left + (not ends_open)) :])))
+        if not left and not any(begun.values()):
             break
-        left -= count
-        kept.append(piece)
+        start, within = len(piece.data), begun.get(piece.stream)
+        while start and within is not False:
+            if within is None or piece.data[start - 1 : start] == b"\n":  # the end of another line
+                if not left:
+                    within = False
+                    break
+                left -= 1
+            within = True
+            start = piece.data.rfind(b"\n", 0, start - 1) + 1
+        if within is not None:
+            begun[piece.stream] = within
+        if start < len(piece.data):
+            kept.append(Piece(piece.at, piece.stream, piece.data[start:]))
     return tuple(reversed(kept))
