@@ -28,6 +28,7 @@ from tests.kernel.children import in_child
 
 STORES = Path(__file__).with_name("old_store")
 PROJECT = PLACE / "project"
+PYTHON = os.path.realpath(sys.executable)  # read before the place of the stores hides the checkout
 COPY = "AGENT_SANDBOX_TEST_COPY"  # the variable with the place of the copied program
 XATTR = "SCHILY.xattr."
 NOW = {**{name: text for name, text in FILES.items() if name != "promoted.txt"}, "promoted.txt": "after\n", "promoted-new.txt": "new\n"}
@@ -79,7 +80,7 @@ def sandbox(*arguments: str) -> Ended:
         "AGENT_SANDBOX_STATE": str(PLACE / "state"),
         "AGENT_SANDBOX_KEYS": str(PLACE / "keys"),
     }
-    command = [os.path.realpath(sys.executable), "-m", "agent_sandbox", *arguments]
+    command = [PYTHON, "-m", "agent_sandbox", *arguments]
     done = subprocess.run(command, cwd=PROJECT, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     return Ended(done.returncode, done.stdout, done.stderr)
 
