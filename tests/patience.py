@@ -140,9 +140,10 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
 def machine_wide() -> Iterator[None]:
     """Nobody else is in here, in this suite or another on this machine: for what the kernel has only one of, for all or for each user.
 
-    The lock is on the root directory itself. Anybody can open that, whatever their namespaces, and nothing has to be made or left behind.
+    The lock is on a directory that anybody can open, whatever their namespaces, and nothing has to be made or left behind. It is not the
+    root directory: whoever promotes to the whole machine locks that one.
     """
-    root = os.open("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    root = os.open("/usr", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(root, fcntl.LOCK_EX)
         yield

@@ -8,9 +8,11 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+import agent_sandbox.workspace.promotion.promote as promote_module
 from agent_sandbox.errors import Busy, Drift, PolicyError, Unfinished, WorkspaceError
 from agent_sandbox.workspace.promotion import exchange
 from agent_sandbox.workspace.promotion.plan import Move, Plan, Refusal
@@ -123,6 +125,30 @@ def test_not_even_with_another_state_directory(mixed: Edited, tmp_path: Path) ->
         promote(made, mixed, str(tmp_path / "other"), holder=ME)
     (mixed.project / ".agent-sandbox-promotion-0123").rmdir()
     mixed.promote(made)
+
+
+def test_promotions_to_the_whole_machine_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The root directory is really locked, so others may be asked to wait for us, and we for them."""
+    another = os.open("/", os.O_RDONLY)
+    fcntl.flock(another, fcntl.LOCK_EX)
+    with monkeypatch.context() as patch, TargetTree("/") as anchor:
+        patch.setattr(promote_module, "TURN_SECONDS", 0.0)
+        with pytest.raises(Busy, match="another process is promoting to '/'"), promote_module._alone(anchor, False):
+            pass
+    waited: list[float] = []
+
+    def pause(seconds: float) -> None:  # the other one ends as soon as we wait for it
+        if not waited:
+            os.close(another)
+        waited.append(seconds)
+
+    monkeypatch.setattr(promote_module, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=pause))
+    with TargetTree("/") as anchor, promote_module._alone(anchor, False):
+        third = os.open("/", os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(third, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(third)
+    assert waited
 
 
 def test_what_a_guest_changed_after_it_was_looked_at_is_not_promoted(mixed: Edited) -> None:

@@ -41,6 +41,7 @@ from agent_sandbox.workspace.promotion.target import Surprise, TargetTree
 from agent_sandbox.workspace.store import Holder, hold
 
 REMEMBERED = 20  # promotions, undos included, whose old entries are kept
+TURN_SECONDS, _PAUSE_SECONDS = 60.0, 0.02
 _REMEDIES = {
     errno.ENOSPC: "free some space; the changes are still in the sandbox",
     errno.EDQUOT: "your disk quota is used up; the changes are still in the sandbox",
@@ -117,11 +118,19 @@ def refuse_impossible(plan: Plan) -> None:
 
 @contextmanager
 def _alone(anchor: TargetTree, wait: bool) -> Iterator[None]:
-    """Lock the tree against any other promotion, even one with another state directory. The lock ends when `anchor` closes the root."""
-    try:
-        fcntl.flock(anchor.root, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        raise Busy(f"another process is promoting to {anchor.path!r}", hint="wait for it, or end that process") from None
+    """Lock the tree against any other promotion, even one with another state directory. The lock ends when `anchor` closes the root.
+
+    Every promotion outside of a project is one to the whole machine. So they take turns there: each waits for the others for a while.
+    """
+    give_up_at = time.monotonic() + (TURN_SECONDS if anchor.path == "/" else 0)
+    while True:
+        try:
+            fcntl.flock(anchor.root, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            break
+        except BlockingIOError:
+            if time.monotonic() >= give_up_at:
+                raise Busy(f"another process is promoting to {anchor.path!r}", hint="wait for it, or end that process") from None
+        time.sleep(_PAUSE_SECONDS)
     yield
 
 
