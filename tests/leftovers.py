@@ -14,7 +14,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -73,7 +73,7 @@ def traces(*watched: Path, adopted: bool = False) -> dict[str, str]:
         orphans = {pid for pid, found in processes.items() if found.parent == ADOPTER and pid != os.getpid()}
         ours |= orphans if APART else set(filter(_looks_like_ours, orphans))
         ours |= {pid for orphan in ours & orphans for pid in descendants(orphan, processes)}
-    found = {**_mounts(), **_cgroups(ours), **_described(ours), **_namespaces(ours), **_loop_devices(), **_files(watched)}
+    found = {**_mounts(watched), **_cgroups(ours), **_described(ours), **_namespaces(ours), **_loop_devices(), **_files(watched)}
     return {**found, **_share()}
 
 
@@ -116,9 +116,10 @@ def _share() -> dict[str, str]:
     return {}
 
 
-def _mounts() -> dict[str, str]:
+def _mounts(watched: Iterable[Path]) -> dict[str, str]:
+    places = (*_claimed, *map(str, watched))
     lines = [line.split() for line in (PROC / "self/mountinfo").read_text().splitlines()]
-    ours = [fields for fields in lines if APART or "agent-sandbox" in fields[4] or fields[4].startswith(tuple(_claimed))]
+    ours = [fields for fields in lines if APART or "agent-sandbox" in fields[4] or fields[4].startswith(places)]
     return {f"mount {fields[0]}": f"mount on {fields[4]} (id {fields[0]})" for fields in ours}
 
 
