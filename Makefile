@@ -23,7 +23,7 @@ check: setup  ## formatting, lint, types, layers, names (seconds)
 checks:
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
-	$(PY) -m mypy src tests scripts bench
+	$(PY) -m mypy src tests scripts bench hatch_build.py
 	.venv/bin/lint-imports
 	$(PY) -m scripts.check_names
 

@@ -19,7 +19,7 @@ from pathlib import Path
 CHECKOUT = Path(__file__).resolve().parent.parent
 VARIABLE = "AGENT_SANDBOX_TESTS_CHECKOUT"  # in the environment of the parts of `make test`: the one that was made for all
 STRANGER = 60_705  # an id that nobody has
-COPIED = ("src", "bin", "tests", "scripts", "docs", "pyproject.toml", "README.md", "LICENSE")
+COPIED = ("src", "bin", "tests", "scripts", "docs", "hatch_build.py", "pyproject.toml", "README.md", "LICENSE")
 BESIDE = "shared"  # what tests read if it is there, beside the checkout
 PROGRAMS = ("agent-sandbox", "agentbox", "agent-sandbox-shell")
 BINARIES = ("uv",)  # programs of other packages that tests start, and that are no scripts

@@ -99,8 +99,8 @@ make_environment() {
     fi
 }
 
-# What the environment depends on: a checkout that was moved or copied, or a changed pyproject.toml, has another one.
-fingerprint() { { pwd -P; cat pyproject.toml scripts/setup.sh bin/*; } | sha256sum | cut -d' ' -f1; }
+# What the environment depends on: a checkout that was moved or copied, or a changed pyproject.toml or setup helper, has another one.
+fingerprint() { { pwd -P; cat pyproject.toml hatch_build.py scripts/setup.sh bin/* src/agent_sandbox/kernel/helper/*; } | sha256sum | cut -d' ' -f1; }
 
 environment_is_sound() {
     new_enough "$VENV/bin/python" || return 1

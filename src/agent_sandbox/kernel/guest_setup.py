@@ -34,6 +34,7 @@ from agent_sandbox.kernel import (
     namespaces,
     notify,
     seccomp,
+    setup_helper,
     usage,
     wire,
 )
@@ -49,13 +50,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from typing import Any, NoReturn
 
+    from agent_sandbox.kernel.setup_helper import Handover
+
     Program = Callable[[socket.socket, bool, Callable[[], None]], NoReturn]  # payload, whether it is Python code, callback that sends READY
 else:
     import _signal as signal  # without the enumerations of `signal`
 
     from agent_sandbox._fast import sockets as socket
 
-HOSTNAME = "sandbox"
+HOSTNAME = namespaces.HOSTNAME
 RESERVED_SIGNALS = (32, 33)  # of the C library; posix_spawn leaves them ignored in its child and all descendants
 
 _handled_signals: list[int] = []  # signals without the default action in the keeper, and so in a new init
@@ -97,6 +100,11 @@ def note_signals() -> None:
         sc.rt_sigaction_default(reserved)
 
 
+def handled_signals() -> int:
+    """Return the recorded signals, a bit for each: the lowest for signal 1."""
+    return sum(1 << number - 1 for number in _handled_signals)
+
+
 def await_seat(link: socket.socket, supervisor: int, keeper: int, identity: Identity, program: Program) -> NoReturn:
     """Wait for the sockets and streams of a run that is not ordered yet, then act as its init. Never returns, never raises.
 
@@ -130,60 +138,97 @@ def become_init(seat: Seat, identity: Identity, program: Program, image: loop.Mo
         ours = {seat.control.fileno(), seat.payload.fileno(), seat.supervisor, seat.keeper, *seat.stdio}
         wire.close_others({*ours, *userns, *mounted, *_kept_open(program)})
         seat.control.send(HERE)
-        request, masks = wire.receive(seat.control)
-        request["open_files"] = usage.make_room_for_descriptors(request["open_files"])  # before root is given up: only root may raise it
-        settings = os.open("/proc/sys/user", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # read-only in the view
-        ourselves = os.open("/proc/self", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # read-only too, if /proc is shared
-        family = _family_with_checkpoints() if request["checkpoints"] else Family
-        plan = mount_plan.decode(request["plan"])
-        stage = seat.control if request["checkpoints"] else None
-        site, layers, shared = _build_view(identity, plan, MaskLayers.asked(request["masks"], masks), stage, image)
-        wire.close_all(mounted)
-        notes = site.notes
-        outlets = _open_doors(request)
-        answered = request["observe"] and not request["network"]  # with a network, the resolver of the egress answers
-        nameservers = notify.open_nameservers(notes) if answered else notify.Nameservers()
-        rules = _rules(request, plan, site)
-        if rules.left_out:  # the second wall behind the view: gaps of this kernel's Landlock are always reported
-            notes.append(f"the Landlock of this kernel does not enforce: {', '.join(rules.left_out)}")
-        _give_up_identity(identity, seat.control, ourselves, as_root=bool(request["outer"]))
-        namespaces.bound_kernel_objects(settings)
-        _give_up_power(request)
-        master, stdio = _open_terminal(request["terminal"]) if request["terminal"] else (None, seat.stdio)
-        farewell_reader, farewell_writer = _open_farewell(signals=request["agent"]) if request["farewell"] else (None, None)
-        asking, asked = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) if request["inward"] else (None, None)
-        private = [step.target for step in plan.steps if isinstance(step, mount_plan.Tmpfs)]
-        watch = Watch(request, layers, private, farewell_reader, asked)
-        inward = [] if asking is None else [asking.detach()]
-        opened = [*nameservers.sockets, *outlets.all, *inward, *([] if master is None else [master])]
-        ready = wire.pack(
-            {
-                "kind": "ready",
-                "notes": notes,
-                "asked": len(nameservers.sockets),
-                "search": nameservers.search,
-                "doors": outlets.counts,
-                "shares_proc": site.shares_proc,
-                "masks": site.masks.report(),
-            }
-        )
-        confinement = landlock.open_ruleset(rules)
-        sc.prctl(sc.PR_SET_NO_NEW_PRIVS, 1)
-        # A fork makes every page of init a shared one, which costs a fault and a copy to write to: so as little as possible follows it.
-        guest = os.fork()
-        if guest == 0:
-            _become_guest(seat, program, request, stdio, farewell_writer, confinement, gated=plan.code is not None)
-        left = (*stdio, seat.payload.detach(), *([] if farewell_writer is None else [farewell_writer]))
-        wire.close_all([*left, *([] if confinement is None else [confinement])])
-        wire.send_packed(seat.control, ready, [*shared, *([layers] if request["readable"] else []), *opened])
-        wire.close_all([*shared, *opened])
-        watch_over(watch, family(guest), seat.control, seat.keeper, seat.supervisor)
+        _make_guest(seat, identity, program, *wire.receive(seat.control), image)
     except EOFError:
         pass  # the supervisor has gone
     except BaseException as error:
         report_failure(seat.control, error)
     finally:
         os._exit(1)
+
+
+def become_guest_of_helper(handover: Handover, program: Program) -> NoReturn:
+    """Receive and run the program, in a guest that the setup helper has confined. Never returns, never raises."""
+    try:
+        _default_signals()
+        payload = socket.socket(fileno=wire.PAYLOAD_FD)
+        program(payload, bool(handover.python), lambda: payload.sendall(READY))
+    except BaseException as error:
+        _refuse(error)
+
+
+def become_init_of_helper(handover: Handover, seat: Seat, identity: Identity, program: Program) -> NoReturn:
+    """Go on as an init that the setup helper has started: with a request that is no script, or with a run that takes longer. Never returns,
+    never raises."""
+    try:
+        _default_signals()
+        if handover.kind == setup_helper.WATCH:
+            request, private = marshal.loads(handover.notes)
+            watch = Watch(request, handover.layers, private, None)
+            since = (handover.began, handover.deadline)
+            watch_over(watch, Family(handover.guest), seat.control, seat.keeper, seat.supervisor, since=since)
+        request = marshal.loads(wire.exactly(seat.control, handover.length))
+        _make_guest(seat, identity, program, request, handover.descriptors, None)
+    except EOFError:
+        pass  # the supervisor has gone
+    except BaseException as error:
+        report_failure(seat.control, error)
+    finally:
+        os._exit(1)
+
+
+def _make_guest(
+    seat: Seat, identity: Identity, program: Program, request: dict[str, Any], masks: list[int], image: loop.MountedImage | None
+) -> NoReturn:
+    """Build the view, give up all powers, fork the guest, and watch over it. `masks` are the descriptors that came with the request."""
+    mounted = () if image is None else (image.mount,)
+    request["open_files"] = usage.make_room_for_descriptors(request["open_files"])  # before root is given up: only root may raise it
+    settings = os.open("/proc/sys/user", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # read-only in the view
+    ourselves = os.open("/proc/self", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # read-only too, if /proc is shared
+    family = _family_with_checkpoints() if request["checkpoints"] else Family
+    plan = mount_plan.decode(request["plan"])
+    stage = seat.control if request["checkpoints"] else None
+    site, layers, shared = _build_view(identity, plan, MaskLayers.asked(request["masks"], masks), stage, image)
+    wire.close_all(mounted)
+    notes = site.notes
+    outlets = _open_doors(request)
+    answered = request["observe"] and not request["network"]  # with a network, the resolver of the egress answers
+    nameservers = notify.open_nameservers(notes) if answered else notify.Nameservers()
+    rules = _rules(request, plan, site)
+    if rules.left_out:  # the second wall behind the view: gaps of this kernel's Landlock are always reported
+        notes.append(f"the Landlock of this kernel does not enforce: {', '.join(rules.left_out)}")
+    _give_up_identity(identity, seat.control, ourselves, as_root=bool(request["outer"]))
+    namespaces.bound_kernel_objects(settings)
+    _give_up_power(request)
+    master, stdio = _open_terminal(request["terminal"]) if request["terminal"] else (None, seat.stdio)
+    farewell_reader, farewell_writer = _open_farewell(signals=request["agent"]) if request["farewell"] else (None, None)
+    asking, asked = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) if request["inward"] else (None, None)
+    private = [step.target for step in plan.steps if isinstance(step, mount_plan.Tmpfs)]
+    watch = Watch(request, layers, private, farewell_reader, asked)
+    inward = [] if asking is None else [asking.detach()]
+    opened = [*nameservers.sockets, *outlets.all, *inward, *([] if master is None else [master])]
+    ready = wire.pack(
+        {
+            "kind": "ready",
+            "notes": notes,
+            "asked": len(nameservers.sockets),
+            "search": nameservers.search,
+            "doors": outlets.counts,
+            "shares_proc": site.shares_proc,
+            "masks": site.masks.report(),
+        }
+    )
+    confinement = landlock.open_ruleset(rules)
+    sc.prctl(sc.PR_SET_NO_NEW_PRIVS, 1)
+    # A fork makes every page of init a shared one, which costs a fault and a copy to write to: so as little as possible follows it.
+    guest = os.fork()
+    if guest == 0:
+        _become_guest(seat, program, request, stdio, farewell_writer, confinement, gated=plan.code is not None)
+    left = (*stdio, seat.payload.detach(), *([] if farewell_writer is None else [farewell_writer]))
+    wire.close_all([*left, *([] if confinement is None else [confinement])])
+    wire.send_packed(seat.control, ready, [*shared, *([layers] if request["readable"] else []), *opened])
+    wire.close_all([*shared, *opened])
+    watch_over(watch, family(guest), seat.control, seat.keeper, seat.supervisor)
 
 
 def _rules(request: dict[str, Any], plan: mount_plan.MountPlan, site: Site) -> landlock.Ruleset:

@@ -99,11 +99,12 @@ class Watch:
         self._meter = usage.CpuMeter()
         self._private: list[str | int] = [*private, "/dev/shm", *([layers] if request["in_memory"] else [])]
 
-    def begin(self) -> None:
-        """Start checking limits and counters: the guest now has its program."""
+    def begin(self, since: float) -> None:
+        """Start checking limits and counters: the guest has its program since then."""
         self._watched = self.cpu is not None or self.memory is not None or self.processes is not None
         self.interval = TICK if self._watched else self._counters.interval
-        self._count_at = time.monotonic() + self._counters.interval  # most runs are over by then, and need not be looked at
+        if self._count_at == _NEVER:  # turns that follow one another quickly do not put it off
+            self._count_at = since + self._counters.interval  # most runs are over by then, and need not be looked at
 
     def pass_on(self, number: int) -> None:
         """Let the agent signal the guest's program. Ignores an agent that has gone, or that does not read."""
@@ -192,9 +193,14 @@ class Watch:
         return any(_is_full(place) for place in places)
 
 
-def watch_over(watch: Watch, family: Family, control: socket.socket, keeper: int, supervisor: int) -> NoReturn:
-    """Watch the guest's main program until the run is over and all its processes have ended, report the outcome, and exit."""
-    verdict = _watch(watch, family, control, keeper, supervisor)
+def watch_over(
+    watch: Watch, family: Family, control: socket.socket, keeper: int, supervisor: int, *, since: tuple[float, float] | None = None
+) -> NoReturn:
+    """Watch the guest's main program until the run is over and all its processes have ended, report the outcome, and exit.
+
+    `since` tells when the program began, and until when it may run, if it runs already.
+    """
+    verdict = _watch(watch, family, control, keeper, supervisor, since)
     with suppress(OSError):  # the supervisor may have gone, or seen the end itself
         wire.send(control, verdict)
     with suppress(OSError):
@@ -213,7 +219,9 @@ def _step_aside(control: socket.socket) -> None:
         time.sleep(MOMENT)
 
 
-def _watch(watch: Watch, family: Family, control: socket.socket, keeper: int, supervisor: int) -> dict[str, Any]:
+def _watch(
+    watch: Watch, family: Family, control: socket.socket, keeper: int, supervisor: int, since: tuple[float, float] | None = None
+) -> dict[str, Any]:
     woken, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     _signal.signal(_signal.SIGCHLD, lambda *_: None)
     _signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
@@ -224,11 +232,15 @@ def _watch(watch: Watch, family: Family, control: socket.socket, keeper: int, su
     asked = watch.asked
     if asked is not None:
         poller.register(asked, select.POLLIN)
-    # Rehearse poll and report once, while nobody waits for the result: the second time is faster, because memory pages are our own then.
-    poller.poll(0)
-    wire.pack(watch.report(0, *watch.look(), 0.0))
-    began = time.monotonic()
-    deadline = began + FORGOTTEN
+    if since is None:
+        # Rehearse poll and report once, while nobody waits for the result: the second time is faster, in memory pages of our own.
+        poller.poll(0)
+        wire.pack(watch.report(0, *watch.look(), 0.0))
+        began = time.monotonic()
+        deadline = began + FORGOTTEN
+    else:
+        began, deadline = since
+        watch.begin(began)
     reason, hit = "exited", ""
     took_farewell = False
     status: int | None = _reap(family)
@@ -244,7 +256,7 @@ def _watch(watch: Watch, family: Family, control: socket.socket, keeper: int, su
             if kind == GO:
                 began = time.monotonic()
                 deadline = began + min(value, float(1 << 32))
-                watch.begin()
+                watch.begin(began)
             elif kind == SIGNAL:
                 watch.pass_on(int(value)) if watch.agent else _signal_group(family.main, int(value))
             elif kind in FAMILY_ORDERS:

@@ -19,7 +19,7 @@ import time
 
 from agent_sandbox._fast.contexts import suppress
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
-from agent_sandbox.kernel import cgroups, guest_setup, ids, namespaces, usage, wire
+from agent_sandbox.kernel import cgroups, guest_setup, ids, namespaces, setup_helper, usage, wire
 from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.kernel.guest_setup import Identity, Seat
 from agent_sandbox.kernel.wire import FIRST_RUN, LARGEST_ORDER, MOUNT, REST, STAGE, START, WATCH
@@ -27,8 +27,10 @@ from agent_sandbox.kernel.wire import FIRST_RUN, LARGEST_ORDER, MOUNT, REST, STA
 if TYPE_CHECKING:
     import signal
     import socket
+    from typing import NoReturn
 
     from agent_sandbox.kernel.guest_setup import Program
+    from agent_sandbox.kernel.setup_helper import Handover, Helper
 else:
     import _signal as signal  # without the enumerations of `signal`
 
@@ -85,18 +87,19 @@ class _Image:
             return True
 
 
-def serve(link: socket.socket, supervisor: int, program: Program, *, ahead: bool = False) -> None:
+def serve(link: socket.socket, supervisor: int, program: Program, *, ahead: bool = False, helper: Helper | None = None) -> None:
     """Run the keeper for a supervisor, given as a pidfd, until the end.
 
-    First send "ready" over the link; if preparations fail, send the reason instead and return. With `ahead`, make the first init at once.
+    First send "ready" over the link, and the ABI of Landlock if inits are started with the setup helper; if preparations fail, send the
+    reason instead and return. With `ahead`, make the first init at once.
     """
     try:
         identity = _identify()
     except OSError as error:
         link.send((error.strerror or str(error)).encode(errors="replace")[:4096])
         return
-    link.send(b"ready")
-    Keeper(link, supervisor, identity, program).serve(ahead=ahead)
+    link.send(wire.RISEN if helper is None else b"%b %d" % (wire.RISEN, helper.abi))
+    Keeper(link, supervisor, identity, program, helper).serve(ahead=ahead)
 
 
 def _identify() -> Identity:
@@ -113,11 +116,12 @@ def _identify() -> Identity:
 class Keeper:
     """Receives the supervisor's orders as packets on the link, and carries them out: start, watch and release runs."""
 
-    def __init__(self, link: socket.socket, supervisor: int, identity: Identity, program: Program) -> None:
+    def __init__(self, link: socket.socket, supervisor: int, identity: Identity, program: Program, helper: Helper | None = None) -> None:
         self._link = link
         self._supervisor = supervisor
         self._identity = identity
         self._program = program
+        self._helper = helper
         self._runs: dict[int, _Run] = {}
         self._leaving = False
         self._ahead: socket.socket | None = None  # to the init that was made before its run was ordered
@@ -215,18 +219,33 @@ class Keeper:
         if self._seated(number, (control, payload, *stdio)):
             wire.close_all((control, payload, *stdio))
             return
-        seat = Seat(socket.socket(fileno=control), socket.socket(fileno=payload), self._supervisor, self._alive, stdio)
         try:
-            child = sc.clone(_NAMESPACES)
+            if self._helper is None:
+                child, handover = sc.clone(_NAMESPACES), None
+            else:
+                descriptors = (control, payload, self._supervisor, self._alive)
+                child, handover = self._helper.begin(_NAMESPACES, descriptors, self._identity.userns, stdio, guest_setup.handled_signals())
         except OSError as error:
-            guest_setup.report_failure(seat.control, error)
+            with socket.socket(fileno=os.dup(control)) as told:
+                guest_setup.report_failure(told, error)
             child = 0
         else:
             if child == 0:
-                guest_setup.become_init(seat, self._identity, self._program)
-        wire.close_all((seat.control.detach(), seat.payload.detach(), *stdio))
+                self._go_on_in_child(handover, control, payload, stdio)
+        wire.close_all((control, payload, *stdio))
         # Even without an init: the supervisor may have made a cgroup for the run.
         self._runs[number] = _Run(child)
+
+    def _go_on_in_child(self, handover: Handover | None, control: int, payload: int, stdio: tuple[int, ...]) -> NoReturn:
+        if handover is not None and handover.kind == setup_helper.GUEST:
+            guest_setup.become_guest_of_helper(handover, self._program)
+        sockets = [socket.socket(fileno=control)]  # the helper has closed the other one, if there is a guest already
+        if handover is None or handover.kind == setup_helper.TAKE_OVER:
+            sockets.append(socket.socket(fileno=payload))
+        seat = Seat(sockets[0], sockets[-1], self._supervisor, self._alive, stdio)
+        if handover is None:
+            guest_setup.become_init(seat, self._identity, self._program)
+        guest_setup.become_init_of_helper(handover, seat, self._identity, self._program)
 
     def _stage(self, init: int, link: int) -> int:
         """Fork the stagehand of a run with checkpoints, which takes orders on this socket. Return its pid."""

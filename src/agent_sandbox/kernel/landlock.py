@@ -49,7 +49,7 @@ FIRST_USABLE = 2
 
 _DEVICES = ("MAKE_CHAR", "MAKE_BLOCK")
 _WRITES = ("WRITE_FILE", "TRUNCATE", "REMOVE_DIR", "REMOVE_FILE", "MAKE_DIR", "MAKE_REG", "MAKE_SOCK", "MAKE_FIFO", "MAKE_SYM", "REFER")
-_OF_A_FILE = ("EXECUTE", "WRITE_FILE", "TRUNCATE", "IOCTL_DEV")  # rights that can be granted on a non-directory
+OF_A_FILE = ("EXECUTE", "WRITE_FILE", "TRUNCATE", "IOCTL_DEV")  # rights that can be granted on a non-directory
 
 _CREATE_RULESET_VERSION = 1
 _RULE_PATH_BENEATH = 1
@@ -128,7 +128,7 @@ def open_ruleset(ruleset: Ruleset) -> int | None:
     """
     if not ruleset.handled and not ruleset.scoped:
         return None
-    attributes = _RulesetAttr(_bits(ruleset.handled), 0, sum(SCOPES[name][0] for name in ruleset.scoped))
+    attributes = _RulesetAttr(bits(ruleset.handled), 0, sum(SCOPES[name][0] for name in ruleset.scoped))
     descriptor = syscalls.landlock_create_ruleset(ctypes.addressof(attributes), ctypes.sizeof(attributes), 0)
     try:
         for grant in ruleset.grants:
@@ -170,7 +170,8 @@ class _PathBeneathAttr(ctypes.Structure):
     _fields_ = (("allowed_access", ctypes.c_uint64), ("parent_fd", ctypes.c_int32))
 
 
-def _bits(names: Sequence[str]) -> int:
+def bits(names: Sequence[str]) -> int:
+    """Return the sum of these rights, as the kernel takes them."""
     return sum(RIGHTS[name][0] for name in names)
 
 
@@ -178,8 +179,8 @@ def _add(ruleset: int, grant: Grant) -> None:
     descriptor = os.open(grant.path, os.O_PATH | os.O_CLOEXEC)
     try:
         directory = stat.S_ISDIR(os.fstat(descriptor).st_mode)
-        rights = [name for name in grant.rights if directory or name in _OF_A_FILE]
-        rule = _PathBeneathAttr(_bits(rights), descriptor)
+        rights = [name for name in grant.rights if directory or name in OF_A_FILE]
+        rule = _PathBeneathAttr(bits(rights), descriptor)
         syscalls.landlock_add_rule(ruleset, _RULE_PATH_BENEATH, ctypes.addressof(rule))
     finally:
         os.close(descriptor)

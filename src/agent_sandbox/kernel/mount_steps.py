@@ -73,6 +73,8 @@ SHARED_PROC = "/proc shows the processes around this sandbox, by name: this mach
 PROC_READONLY = ("bus", "fs", "irq", "pressure", "sys")  # pressure: a writer makes the kernel watch the whole machine
 
 
+LINKS_OF_DEV = (("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2"), ("ptmx", "pts/ptmx"))
+
 FIRST_GENERATION = "1"  # of the layers of a run with checkpoints
 
 
@@ -174,7 +176,7 @@ def _overlay(step: Overlay, site: Site) -> None:
 
 def _mount_on_given_masks(step: Overlay, lower: str, site: Site) -> bool:
     """Mount an overlay on the mask layer that was made for an earlier run. Return False if there is none that fits."""
-    layer = site.masks.find(site.step, lower) if _needs_masks(step) else ""
+    layer = site.masks.find(site.step, lower) if needs_masks(step) else ""
     if not layer:
         return False
     try:
@@ -185,14 +187,14 @@ def _mount_on_given_masks(step: Overlay, lower: str, site: Site) -> bool:
     return True
 
 
-def _needs_masks(step: Overlay) -> bool:
+def needs_masks(step: Overlay) -> bool:
     """Return whether an overlay needs a mask layer. Without an upper directory it needs two layers in any case."""
     return bool(step.masks or step.places or step.stand_ins or step.links_over or step.links_instead or not step.writable)
 
 
 def _mask_layer(step: Overlay, lower: str, site: Site) -> list[str]:
     """Make the mask layer of an overlay, if it needs one. Return its path in a list, or an empty list."""
-    if not _needs_masks(step):
+    if not needs_masks(step):
         return []
     layer = f"m/{site.step}"
     make_layer(layer, lower)
@@ -308,7 +310,7 @@ def _devices(step: Devices, site: Site) -> None:
 def _fill_devices(dev: str, shm_bytes: int, flags: int) -> None:
     for name in DEVICES:
         _make_device(name, f"{dev}/{name}")
-    for name, to in (("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2"), ("ptmx", "pts/ptmx")):
+    for name, to in LINKS_OF_DEV:
         os.symlink(to, f"{dev}/{name}")
     os.mkdir(f"{dev}/pts")
     sc.mount("devpts", f"{dev}/pts", "devpts", sc.MS_NOSUID | sc.MS_NOEXEC, TERMINALS)

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 else:
     from agent_sandbox._fast import sockets as socket
 
-INOTIFY_INSTANCES, INOTIFY_WATCHES = 32, 65536  # per guest; a user commonly has 128 instances
+HOSTNAME = "sandbox"
+# Settings of /proc/sys/user, per guest; a user commonly has 128 instances.
+BOUNDS = (("max_inotify_instances", 32), ("max_inotify_watches", 65536))
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
 # Named as in the headers without CAP_, in numeric order.
 _NAMES = """
@@ -86,7 +88,7 @@ def bound_kernel_objects(settings: int) -> None:
     `settings` is a descriptor of /proc/sys/user and is closed here. The files in it refer to the user namespace of the caller. If they are
     read-only, as in most containers, only that user's own limit applies.
     """
-    for name, most in (("max_inotify_instances", INOTIFY_INSTANCES), ("max_inotify_watches", INOTIFY_WATCHES)):
+    for name, most in BOUNDS:
         try:
             fd = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=settings)
         except OSError:

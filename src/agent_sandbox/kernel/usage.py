@@ -413,25 +413,38 @@ def apply_rlimits(
 
     `data_bytes` bounds the heap and private writable mappings of each process. Pass it only where no cgroup bounds memory.
     """
-    _lower(resource.RLIMIT_CORE, CORE_BYTES)
-    _lower(resource.RLIMIT_MEMLOCK, LOCKED_BYTES)
-    _lower(resource.RLIMIT_MSGQUEUE, MESSAGE_QUEUE_BYTES)
-    _lower(resource.RLIMIT_SIGPENDING, PENDING_SIGNALS)
-    _lower(resource.RLIMIT_NICE, 0)
-    _lower(resource.RLIMIT_RTPRIO, 0)
-    for kind, value in (
+    for kind, soft, hard in limits(
+        open_files=open_files, processes=processes, file_bytes=file_bytes, data_bytes=data_bytes, cpu_seconds=cpu_seconds
+    ):
+        _lower(kind, soft, hard)
+
+
+def limits(
+    *,
+    open_files: int | None = None,
+    processes: int | None = None,
+    file_bytes: int | None = None,
+    data_bytes: int | None = None,
+    cpu_seconds: float | None = None,
+) -> list[tuple[int, int, int]]:
+    """Return the limits that `apply_rlimits` sets, those that every guest has included: kind, soft and hard limit."""
+    wanted = (
+        (resource.RLIMIT_CORE, CORE_BYTES),
+        (resource.RLIMIT_MEMLOCK, LOCKED_BYTES),
+        (resource.RLIMIT_MSGQUEUE, MESSAGE_QUEUE_BYTES),
+        (resource.RLIMIT_SIGPENDING, PENDING_SIGNALS),
+        (resource.RLIMIT_NICE, 0),
+        (resource.RLIMIT_RTPRIO, 0),
         (resource.RLIMIT_NOFILE, open_files),
         (resource.RLIMIT_NPROC, processes),
         (resource.RLIMIT_FSIZE, file_bytes),
         (resource.RLIMIT_DATA, data_bytes),
-    ):
-        if value is not None:
-            _lower(kind, value)
-    if cpu_seconds is not None:
-        seconds = max(1, math.ceil(cpu_seconds))
-        # Soft and hard differ by one second here: the soft limit sends SIGXCPU, which tells why the program ended; the hard limit sends
-        # SIGKILL, which tells nothing but cannot be caught.
-        _lower(resource.RLIMIT_CPU, seconds, hard=seconds + 1)
+    )
+    # Soft and hard differ by one second for processor time: the soft limit sends SIGXCPU, which tells why the program ended; the hard limit
+    # sends SIGKILL, which tells nothing but cannot be caught.
+    seconds = None if cpu_seconds is None else max(1, math.ceil(cpu_seconds))
+    processor = [] if seconds is None else [(resource.RLIMIT_CPU, seconds, seconds + 1)]
+    return [*((kind, most, most) for kind, most in wanted if most is not None), *processor]
 
 
 def make_room_for_descriptors(asked: int | None) -> int:
@@ -449,9 +462,8 @@ def make_room_for_descriptors(asked: int | None) -> int:
     return hard if asked is None else min(asked, hard)
 
 
-def _lower(kind: int, soft: int, *, hard: int | None = None) -> None:
+def _lower(kind: int, soft: int, most: int) -> None:
     ceiling = resource.getrlimit(kind)[1]
-    most = soft if hard is None else hard
     if ceiling != resource.RLIM_INFINITY:  # RLIM_INFINITY is -1, so min() would choose it
         soft, most = min(soft, ceiling), min(most, ceiling)
     resource.setrlimit(kind, (soft, most))

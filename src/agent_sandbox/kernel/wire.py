@@ -42,7 +42,9 @@ FAMILY_ORDERS = (KEEP, DROP, WAKE, MAIN, CLEAR, HALT, RETIRE, RESUME, FREEZE, SP
 FORKED = b"f"  # a fork's first byte, to which the kernel adds its pid; and the answer, with its descriptors
 STAGED = b"S"  # the supervisor's answer to an init whose view stands: the stagehand has taken its place
 
+RISEN = b"ready"  # the keeper's first message; with a space and a number, it has the setup helper and this ABI of Landlock
 HERE = b"h"  # init's first byte, and again when it requests its ids
+DECLINED = b"x"  # instead of any message of init: the setup helper cannot perform the script, and nothing has run
 MAPPED = b"m"  # the supervisor's answer, after it has moved init into its cgroup and written its id map
 # The guest's first byte on the payload socket: all restrictions are in force. Instead of READY, or after READY instead of running the
 # program, the guest may send a refusal: an exit code, a space and the reason, up to the end of the stream. A refusal begins with a digit,
@@ -93,6 +95,11 @@ def send_packed(sock: socket.socket, packed: bytes, descriptors: Sequence[int] =
         message = message[socket.send_fds(sock, [message], list(descriptors)) :]
     if message:  # sending nothing fails, too, if the receiver has read all of it and gone
         sock.sendall(message)
+
+
+def send_script(sock: socket.socket, script: bytes, descriptors: Sequence[int]) -> None:
+    """Send init a setup script instead of a value: the highest bit of its length is set."""
+    send_packed(sock, _LENGTH.pack(len(script) | 1 << 31) + script, descriptors)
 
 
 def pack(value: Any) -> bytes:

@@ -18,7 +18,7 @@ from agent_sandbox.engine.images.container_engines import ENGINES
 from agent_sandbox.engine.plan_launch import NATIVE, tools
 from agent_sandbox.engine.retry import on_a_plan_that_holds
 from agent_sandbox.errors import SandboxError, pip_install
-from agent_sandbox.kernel import landlock, probes
+from agent_sandbox.kernel import landlock, probes, setup_helper
 from agent_sandbox.kernel.mount_plan import InImage, Layers, OnDisk, ThrowAway
 from agent_sandbox.kernel.probes import Trial
 from agent_sandbox.policy.action import LANGUAGES
@@ -221,6 +221,7 @@ def examine(here: Situation) -> list[CheckRow]:
         _landlock(),
         _control_groups(),
         _socket_buffers(),
+        _setup_helper(),
         _network(),
         *interpreters,
         _wasm(),
@@ -228,6 +229,16 @@ def examine(here: Situation) -> list[CheckRow]:
         gvisor(),
         _microvm(),
     ]
+
+
+def _setup_helper() -> CheckRow:
+    """Return the row about the compiled helper, which no wall depends on."""
+    gives = "a third less processor time for a fresh sandbox"
+    trial = probes.attempt(lambda: "it is compiled, and fits" if setup_helper.load() else "it is not compiled")
+    if trial.said.startswith("it is compiled"):
+        return CheckRow("setup helper", "ok", gives, trial.said, "", False)
+    remedy = "to have it: install a C compiler (apt-get install gcc libc6-dev), then this program again"
+    return CheckRow("setup helper", "weaker", gives, f"{trial.said}; sandboxes are the same without it", remedy, False)
 
 
 def _container() -> CheckRow:

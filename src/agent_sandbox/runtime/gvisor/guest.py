@@ -23,9 +23,9 @@ _KILLED = 128 + 9
 class GvisorGuest(ProcessGuest):
     """A guest inside the user-space kernel. It is made with the launch of the outer program, and begun with that of the guest's."""
 
-    def prepare(self) -> None:
+    def prepare(self, *, by_reference: bool = False) -> None:
         """Make the guest, and return when the user-space kernel runs and the agent inside waits for the program."""
-        super().prepare()
+        super().prepare(by_reference=by_reference)
         try:
             self._hand_over()
             why = self._answer.refusal()

@@ -16,7 +16,7 @@ from agent_sandbox._fast.contexts import ExitStack, suppress
 from agent_sandbox._fast.values import TYPE_CHECKING, assert_never, replace
 from agent_sandbox.errors import LaunchFailed, Overtaken, RuntimeUnavailable
 from agent_sandbox.kernel import cgroups, ids, mount_plan, wire
-from agent_sandbox.kernel.wire import GO, HERE, JAVASCRIPT, MAPPED, ORDER, PYTHON, SCRIPTS, SIGNAL
+from agent_sandbox.kernel.wire import DECLINED, GO, HERE, JAVASCRIPT, MAPPED, ORDER, PYTHON, SCRIPTS, SIGNAL
 from agent_sandbox.policy.model import Guarantee
 from agent_sandbox.runtime.base import Argv, Completed, Exit, ExitReason, JavaScriptCode, Launch, PythonCode, Script, Usage
 from agent_sandbox.runtime.process.guest_request import SCRATCH, counted, request_for, watched
@@ -41,6 +41,10 @@ READY_SECONDS = 60.0  # a guard against a host that hangs. A guest is ready in m
 TICK = 0.05  # seconds between two checks of a cgroup's processor time, and between two calls of `on_tick`
 MOMENT = 0.005  # seconds after which init is told to watch the time of a turn
 GRACE_SECONDS = 5.0  # seconds after the deadline within which init must end the run; after that we end it
+
+
+class HelperDeclined(Exception):
+    """The setup helper cannot make this guest. Nothing has run, and the reference in `guest_setup` makes it or says why not."""
 
 
 class ProcessGuest:
@@ -101,8 +105,11 @@ class ProcessGuest:
         finally:
             wire.close_all(theirs)
 
-    def prepare(self) -> None:
-        """Make the guest, and return when every guarantee is in force. The guest then waits for its program, and ends if none comes."""
+    def prepare(self, *, by_reference: bool = False) -> None:
+        """Make the guest, and return when every guarantee is in force. The guest then waits for its program, and ends if none comes.
+
+        Raises `HelperDeclined` if the setup helper cannot make it, unless `by_reference`.
+        """
         try:
             self._make_cgroup()
             if layers := watched(self.launch):
@@ -114,7 +121,7 @@ class ProcessGuest:
             if self.launch.observe or self.launch.checkpoints:
                 self._payload.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # the kernel then attaches the sender's credentials
             request = {**request_for(self.launch, self._inner_root), "enforced": self._cgroup.enforces}
-            self._keeper.masks.send_with_layers(self._control, request, self.launch.root)
+            self._keeper.send_request(self._control, request, self.launch.root, by_reference=by_reference)
             self._await_readiness()
             self._find_guest()
         except (EOFError, TimeoutError, ConnectionError) as error:
@@ -216,6 +223,7 @@ class ProcessGuest:
                 whole = f"0 {ids.FIRST_ID} {ids.IDS}"
                 ids.write_maps(self._init, uid_map=whole, gid_map=whole, deny_setgroups=False)
             self._control.send(MAPPED)
+        self._look_for_decline(self._control.recv(1, socket.MSG_PEEK))
         message, descriptors = wire.receive(self._control)
         if message["kind"] == "failed":
             failure = Overtaken if message["overtaken"] else LaunchFailed
@@ -246,7 +254,13 @@ class ProcessGuest:
 
     def _init_is_there(self) -> bool:
         """Wait for init's first byte. Returns False if an error message or the end of the stream comes instead."""
-        return self._control.recv(1, socket.MSG_PEEK) == HERE
+        first = self._control.recv(1, socket.MSG_PEEK)
+        self._look_for_decline(first)
+        return first == HERE
+
+    def _look_for_decline(self, first: bytes) -> None:
+        if first == DECLINED:
+            raise HelperDeclined
 
     def _hand_over(self) -> None:
         """Send the guest its program, and begin the conversation if the launch has one."""

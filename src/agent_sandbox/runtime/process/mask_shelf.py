@@ -11,13 +11,11 @@ import os
 
 from agent_sandbox._fast.contexts import contextmanager
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
-from agent_sandbox.kernel import mount_plan, wire
+from agent_sandbox.kernel import mount_plan
 from agent_sandbox.kernel.mount_plan import MountPlan, Overlay
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Iterator
-    from typing import Any
 
     from agent_sandbox.kernel.mask_layers import Findings
 
@@ -54,11 +52,6 @@ class MaskShelf:
         self._shares = lasting
         self._lock = _thread.allocate_lock()
         self._kept: dict[bytes, _Kept] = {}  # by encoded plan, the one used last at the end
-
-    def send_with_layers(self, control: socket.socket, request: dict[str, Any], plan: MountPlan) -> None:
-        """Send init its request, together with the mask layers of the plan, or the order to make some. Raises OSError."""
-        with self.offer(plan) as (masks, given):
-            wire.send(control, {**request, "masks": masks}, given)
 
     def take_answer(self, plan: MountPlan, answer: str | dict[int, Findings] | None, descriptors: list[int]) -> None:
         """Take init's answer about mask layers. If it has made some, their descriptor is the first of these, and is removed from them."""

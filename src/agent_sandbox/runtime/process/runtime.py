@@ -13,7 +13,7 @@ from agent_sandbox._fast.values import TYPE_CHECKING
 from agent_sandbox.errors import LaunchFailed, RuntimeUnavailable
 from agent_sandbox.policy.model import Guarantee
 from agent_sandbox.runtime.base import COMMAND, Confined, Demands, JavaScriptCode, Launch, PythonCode, Support, Traits
-from agent_sandbox.runtime.process.guest_handle import ProcessGuest
+from agent_sandbox.runtime.process.guest_handle import HelperDeclined, ProcessGuest
 from agent_sandbox.runtime.process.zygote import Zygote
 
 if TYPE_CHECKING:
@@ -172,7 +172,16 @@ class ProcessRuntime:
     def _prepared(self, launch: Launch, zygote: Zygote) -> ProcessGuest:
         guest = ProcessGuest(launch, zygote, self._inner_root)
         try:
-            guest.prepare()
+            declined = False
+            try:
+                guest.prepare()
+            except HelperDeclined:
+                declined = True
+            if declined:  # not in the handler: whoever reads why the reference fails, too, would read of this first
+                zygote.note_decline(launch.root)
+                guest.close()
+                guest = ProcessGuest(launch, zygote, self._inner_root)
+                guest.prepare(by_reference=True)
         except BaseException:
             guest.close()
             raise

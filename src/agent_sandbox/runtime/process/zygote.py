@@ -24,13 +24,15 @@ from agent_sandbox.kernel import forks, wire
 from agent_sandbox.kernel.mount_plan import InImage
 from agent_sandbox.kernel.wire import DONE, MOUNT, REST, STAGE, START, WATCH
 from agent_sandbox.runtime.process.mask_shelf import MaskShelf
+from agent_sandbox.runtime.process.script_shelf import ScriptShelf
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Sequence
+    from typing import Any
 
     from agent_sandbox.kernel.cgroups import Hierarchy
-    from agent_sandbox.kernel.mount_plan import Layers
+    from agent_sandbox.kernel.mount_plan import Layers, MountPlan
 else:
     from agent_sandbox._fast import sockets as socket
 
@@ -45,6 +47,7 @@ _PROGRAM = "agent_sandbox.runtime.process.zygote_program"
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from {} import main; main()"
 _PACKAGE_ROOT = os.path.abspath(__file__).removesuffix("/agent_sandbox/runtime/process/zygote.py")
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC  # the inode of this namespace, the same on every machine (PROC_PID_INIT_INO)
+RISEN = wire.RISEN.decode()
 UNUSABLE = ("compiled-module",)  # missing, if a zygote finds the files of its runtime damaged
 _START_SECONDS = 60.0  # importing pandas from a cold disk takes a while
 
@@ -83,6 +86,7 @@ class Zygote:
         self._failure: SandboxError | None = None  # why the zygote never came up, for all threads that wait for it
         self.came_up = self._closing = False
         self.masks = MaskShelf(lasting=words is not None)
+        self._scripts = ScriptShelf()
 
     @cached_property
     def hierarchies(self) -> tuple[Hierarchy, ...]:
@@ -122,6 +126,22 @@ class Zygote:
                 theirs.close()
         self._open.add(number)
         return line
+
+    def send_request(self, control: socket.socket, request: dict[str, Any], plan: MountPlan, *, by_reference: bool) -> None:
+        """Send init its request, with the mask layers of the plan. Raises OSError.
+
+        It is a setup script if the helper can perform it, unless `by_reference`.
+        """
+        with self.masks.offer(plan) as (masks, given):
+            script = None if by_reference else self._scripts.find(request, plan, masks)
+            if script is None:
+                wire.send(control, {**request, "masks": masks}, given)
+            else:
+                wire.send_script(control, script, given)
+
+    def note_decline(self, plan: MountPlan) -> None:
+        """Send no script for runs of this plan for a while: the setup helper has declined it."""
+        self._scripts.decline(plan)
 
     def makes_ahead(self, number: int) -> bool:
         """Return whether the keeper makes the init and the cgroup of this run before it is ordered."""
@@ -172,7 +192,9 @@ class Zygote:
             answer = "it did not answer in time"
         except OSError as error:
             answer = error.strerror or ""
-        if answer != "ready":
+        if answer.startswith(f"{RISEN} "):
+            self._scripts = ScriptShelf(int(answer.partition(" ")[2]))
+        elif answer != RISEN:
             self._end()
             self._failure = LaunchFailed(f"the zygote did not start: {answer or 'it ended at once'}", hint="run: agent-sandbox doctor")
             if answer.startswith("preload "):

@@ -17,7 +17,7 @@ import signal  # noqa: F401
 import socket
 import sys
 
-from agent_sandbox.kernel import keeper, seccomp, wire
+from agent_sandbox.kernel import keeper, seccomp, setup_helper, wire
 from agent_sandbox.runtime.guest import entry
 
 
@@ -48,7 +48,8 @@ def main() -> None:
     for processes in (True, False):
         seccomp.compile_filter(processes=processes, execute=processes, system=False)
     compile("", "", "exec")  # the first call makes a hundred types, which every guest would make again: 1 ms
+    helper = setup_helper.load()
     gc.collect()
     gc.freeze()  # a collection in a guest would touch, and so copy, every object of the zygote
     gc.disable()  # in the zygote and in every init, which make no cycles; a guest turns it on before its program comes
-    keeper.serve(link, supervisor, entry.run)
+    keeper.serve(link, supervisor, entry.run, helper=helper)
