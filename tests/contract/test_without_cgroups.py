@@ -93,6 +93,16 @@ def test_memory_that_is_in_no_process_counts(hold: str) -> None:
 
 
 @pytest.mark.needs_user
+def test_turns_that_follow_one_another_quickly_do_not_put_off_the_look_at_memory() -> None:
+    turn = "import os\nheld = globals().setdefault('held', [])\nheld.append(os.memfd_create('m'))\nos.write(held[-1], bytes(4 << 20))\n"
+    with Sandbox(max_memory_mb=100, validate_code=False).session() as session:
+        results = [session.run(turn)]
+        while results[-1].exit_code == 0 and len(results) < 500:
+            results.append(session.run(turn))
+    assert results[-1].limits_hit == ("memory",), (len(results), results[-1])
+
+
+@pytest.mark.needs_user
 def test_a_hard_limit_that_cannot_be_had_is_refused_and_nothing_runs() -> None:
     needs = prepare("python", "", arguments=(), search_path="/usr/bin", processes=False).needs
     plan = plan_view(locked().files, needs, ThrowAway(16 << 20), host=MachineFacts.look())

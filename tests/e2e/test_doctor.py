@@ -29,6 +29,7 @@ def test_every_required_capability_has_a_row_and_is_there(shell: Shell) -> None:
     assert rows.keys() >= REQUIRED | {
         "Landlock",
         "control groups",
+        "setup helper",
         "network",
         "state directory",
         "python",

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-BUILT_FROM = ("pyproject.toml", "README.md", "LICENSE", "src", "bin")
+BUILT_FROM = ("hatch_build.py", "pyproject.toml", "README.md", "LICENSE", "src", "bin")
 BACKEND = ("hatchling", "packaging", "pathspec", "pluggy", "trove_classifiers")  # what builds it; the tests fetch nothing
 # The digest of changes covers their paths, and the directory has another name each time.
 DIGEST, SAMPLE = re.compile(r"\b[0-9a-f]{32}\b"), "3f9a12c07b5e4d6688f0c1a2b3d4e5f6"

@@ -200,6 +200,8 @@ def _wheel(checkout: Path, into: Path) -> Path:
     return made
 
 
+HELPER = "agent_sandbox/kernel/"
+OUR_HELPER = (f"{HELPER}libsetup_helper.so", *(f"{HELPER}helper/{path.name}" for path in (CHECKOUT / "src" / HELPER / "helper").iterdir()))
 OUR_SCRIPTS = tuple(f"agent_sandbox/runtime/wasm/javascript/{name}.js" for name in ("console", "inspect", "start"))
 
 
@@ -217,7 +219,7 @@ def _problems(wheel: Path) -> list[str]:
         name
         for name in contents
         if not name.startswith(information)
-        and name not in commands
+        and name not in (*commands, *OUR_HELPER)
         and not name.endswith((".py", "py.typed", "workspace/known_packages.txt", "egress/dlp/rules.toml", *OUR_SCRIPTS))
     ]
     wanted = Parser().parsestr(contents[information + "METADATA"].decode()).get_all("Requires-Dist") or []
@@ -235,7 +237,7 @@ def _problems(wheel: Path) -> list[str]:
 def test_our_wheel_is_reproducible_and_holds_nothing_but_us(number: int, tmp_path: Path, tell: Tell) -> None:
     copy = tmp_path / "checkout"
     copy.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE", "src", "bin"):
+    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "src", "bin"):
         (shutil.copytree if (CHECKOUT / name).is_dir() else shutil.copy)(CHECKOUT / name, copy / name)
     wheel, again = _wheel(copy, tmp_path / "one"), _wheel(copy, tmp_path / "two")
     assert wheel.read_bytes() == again.read_bytes() and _problems(wheel) == []
