@@ -5,9 +5,15 @@ Each test works in a process of its own, because only a process with one thread 
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from agent_sandbox.errors import LaunchFailed
+from agent_sandbox.runtime.process.zygote import Zygote
 
 TOP = Path(__file__).parents[3]
 SET_UP = """
@@ -80,3 +86,16 @@ first.control.settimeout(60)
 assert first.control.recv(1) == b""
 assert pid_of(second) > 0
 """)
+
+
+def test_one_that_cannot_be_started_leaves_no_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    (tmp_path / "python").write_bytes(b"no program")
+    (tmp_path / "python").chmod(0o755)
+    kept = []  # what a caller may keep of the failure must not keep descriptors
+    before = os.listdir("/proc/self/fd")
+    for _ in range(3):
+        with pytest.raises(LaunchFailed, match="cannot be started") as failure:
+            Zygote()
+        kept.append(failure)
+    assert os.listdir("/proc/self/fd") == before

@@ -76,6 +76,9 @@ class Zygote:
         try:
             self.pid = _fork(theirs, me) if words is None else _execute(theirs.fileno(), me, words, program)
             self._process = os.pidfd_open(self.pid)
+        except BaseException:
+            self._link.close()
+            raise
         finally:
             theirs.close()
             os.close(me)
