@@ -34,7 +34,6 @@ from agent_sandbox.kernel import (
     namespaces,
     notify,
     seccomp,
-    setup_helper,
     usage,
     wire,
 )
@@ -162,7 +161,7 @@ def become_init_of_helper(handover: Handover, seat: Seat, identity: Identity, pr
     never raises."""
     try:
         _default_signals()
-        if handover.kind == setup_helper.WATCH:
+        if handover.in_run:
             request, private = marshal.loads(handover.notes)
             watch = Watch(request, handover.layers, private, None)
             since = (handover.began, handover.deadline)

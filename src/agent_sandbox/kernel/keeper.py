@@ -19,7 +19,7 @@ import time
 
 from agent_sandbox._fast.contexts import suppress
 from agent_sandbox._fast.values import TYPE_CHECKING, dataclass
-from agent_sandbox.kernel import cgroups, guest_setup, ids, namespaces, setup_helper, usage, wire
+from agent_sandbox.kernel import cgroups, guest_setup, ids, namespaces, usage, wire
 from agent_sandbox.kernel import syscalls as sc
 from agent_sandbox.kernel.guest_setup import Identity, Seat
 from agent_sandbox.kernel.wire import FIRST_RUN, LARGEST_ORDER, MOUNT, REST, STAGE, START, WATCH
@@ -237,10 +237,10 @@ class Keeper:
         self._runs[number] = _Run(child)
 
     def _go_on_in_child(self, handover: Handover | None, control: int, payload: int, stdio: tuple[int, ...]) -> NoReturn:
-        if handover is not None and handover.kind == setup_helper.GUEST:
+        if handover is not None and handover.in_guest:
             guest_setup.become_guest_of_helper(handover, self._program)
         sockets = [socket.socket(fileno=control)]  # the helper has closed the other one, if there is a guest already
-        if handover is None or handover.kind == setup_helper.TAKE_OVER:
+        if handover is None or not handover.in_run:
             sockets.append(socket.socket(fileno=payload))
         seat = Seat(sockets[0], sockets[-1], self._supervisor, self._alive, stdio)
         if handover is None:

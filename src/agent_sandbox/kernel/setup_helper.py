@@ -57,6 +57,16 @@ class Handover(ctypes.Structure):
     deadline: float
 
     @property
+    def in_guest(self) -> bool:
+        """Whether this child is a confined guest, which waits for its program."""
+        return self.kind == GUEST
+
+    @property
+    def in_run(self) -> bool:
+        """Whether this child is the init of a guest that runs; else it is one whose request is not a script."""
+        return self.kind == WATCH
+
+    @property
     def descriptors(self) -> list[int]:
         """The descriptors that came with a message that is not a script."""
         return list(self._descriptors[: self.count])

@@ -12,7 +12,7 @@ import os
 import time
 
 from agent_sandbox._fast.values import TYPE_CHECKING
-from agent_sandbox.kernel import mount_plan
+from agent_sandbox.kernel import mount_plan, setup_script
 
 if TYPE_CHECKING:
     from typing import Any
@@ -25,9 +25,9 @@ DECLINED_SECONDS = 60.0
 
 
 class ScriptShelf:
-    """The scripts used last. Safe to use from many threads. `abi` is that of the kernel's Landlock; None if there is no helper."""
+    """The scripts used last. Safe to use from many threads. `abi` is that of the kernel's Landlock."""
 
-    def __init__(self, abi: int | None = None) -> None:
+    def __init__(self, abi: int) -> None:
         self._abi = abi
         self._lock = _thread.allocate_lock()
         self._scripts: dict[tuple[bytes, bytes], tuple[object, bytes]] = {}  # by plan and request, with the findings; used last at the end
@@ -36,10 +36,8 @@ class ScriptShelf:
     def find(self, request: dict[str, Any], plan: MountPlan, masks: str | dict[int, Findings] | None) -> bytes | None:
         """Return the script of a run; None if it is the reference's. `masks` is the request about mask layers: none, or their findings."""
         encoded = mount_plan.encode(plan)
-        if self._abi is None or isinstance(masks, str) or time.monotonic() < self._declined.get(encoded, 0.0):
+        if isinstance(masks, str) or time.monotonic() < self._declined.get(encoded, 0.0):
             return None
-        from agent_sandbox.kernel import setup_script  # loads ctypes, which a caller that forks its keeper does not need
-
         key = encoded, marshal.dumps({name: value for name, value in request.items() if name != "plan"})
         with self._lock:
             findings, script = self._scripts.pop(key, (None, b""))

@@ -24,7 +24,6 @@ from agent_sandbox.kernel import forks, wire
 from agent_sandbox.kernel.mount_plan import InImage
 from agent_sandbox.kernel.wire import DONE, MOUNT, REST, STAGE, START, WATCH
 from agent_sandbox.runtime.process.mask_shelf import MaskShelf
-from agent_sandbox.runtime.process.script_shelf import ScriptShelf
 
 if TYPE_CHECKING:
     import socket
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 
     from agent_sandbox.kernel.cgroups import Hierarchy
     from agent_sandbox.kernel.mount_plan import Layers, MountPlan
+    from agent_sandbox.runtime.process.script_shelf import ScriptShelf
 else:
     from agent_sandbox._fast import sockets as socket
 
@@ -89,7 +89,7 @@ class Zygote:
         self._failure: SandboxError | None = None  # why the zygote never came up, for all threads that wait for it
         self.came_up = self._closing = False
         self.masks = MaskShelf(lasting=words is not None)
-        self._scripts = ScriptShelf()
+        self._scripts: ScriptShelf | None = None  # of a keeper with the setup helper
 
     @cached_property
     def hierarchies(self) -> tuple[Hierarchy, ...]:
@@ -136,7 +136,7 @@ class Zygote:
         It is a setup script if the helper can perform it, unless `by_reference`.
         """
         with self.masks.offer(plan) as (masks, given):
-            script = None if by_reference else self._scripts.find(request, plan, masks)
+            script = None if by_reference or self._scripts is None else self._scripts.find(request, plan, masks)
             if script is None:
                 wire.send(control, {**request, "masks": masks}, given)
             else:
@@ -144,7 +144,8 @@ class Zygote:
 
     def note_decline(self, plan: MountPlan) -> None:
         """Send no script for runs of this plan for a while: the setup helper has declined it."""
-        self._scripts.decline(plan)
+        if self._scripts is not None:
+            self._scripts.decline(plan)
 
     def makes_ahead(self, number: int) -> bool:
         """Return whether the keeper makes the init and the cgroup of this run before it is ordered."""
@@ -196,6 +197,8 @@ class Zygote:
         except OSError as error:
             answer = error.strerror or ""
         if answer.startswith(f"{RISEN} "):
+            from agent_sandbox.runtime.process.script_shelf import ScriptShelf  # a keeper of a command line has no helper
+
             self._scripts = ScriptShelf(int(answer.partition(" ")[2]))
         elif answer != RISEN:
             self._end()
