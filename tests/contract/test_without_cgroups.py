@@ -94,7 +94,9 @@ def test_memory_that_is_in_no_process_counts(hold: str) -> None:
 
 @pytest.mark.needs_user
 def test_turns_that_follow_one_another_quickly_do_not_put_off_the_look_at_memory() -> None:
-    turn = "import os\nheld = globals().setdefault('held', [])\nheld.append(os.memfd_create('m'))\nos.write(held[-1], bytes(4 << 20))\n"
+    # Each takes long enough for the supervisor to tell init its deadline, and not as long as init waits for the first look.
+    turn = "import os, time\nheld = globals().setdefault('held', [])\nheld.append(os.memfd_create('m'))\n"
+    turn += "os.write(held[-1], bytes(4 << 20))\ntime.sleep(0.008)\n"
     with Sandbox(max_memory_mb=100, validate_code=False).session() as session:
         results = [session.run(turn)]
         while results[-1].exit_code == 0 and len(results) < 500:
