@@ -296,7 +296,7 @@ print(json.dumps(sorted((path, sorted(below), sorted(files)) for path, below, fi
 
 
 def test_masks_within_masks_are_the_same_as_by_the_reference(box: Box) -> None:
-    """Whatever is below a hidden or emptied directory is not made in the layer, where its name would show."""
+    """Nothing is made in the layer below a hidden or emptied directory: its name would show."""
     rules = Random(7)
     top = box.project / "masked"
     places = [f"{a}{b}{c}" for a in ("a", "b") for b in ("", "/c", "/d") for c in ("", "/e", "/f/g")]

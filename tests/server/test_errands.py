@@ -1,4 +1,4 @@
-"""What a client of the HTTP interface asks for is performed once, however late it learns of it."""
+"""The daemon performs a request of the HTTP interface once, even if the client is slow."""
 
 from __future__ import annotations
 

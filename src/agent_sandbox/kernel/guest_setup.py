@@ -194,8 +194,7 @@ def _make_guest(
     answered = request["observe"] and not request["network"]  # with a network, the resolver of the egress answers
     nameservers = notify.open_nameservers(notes) if answered else notify.Nameservers()
     rules = _rules(request, plan, site)
-    if rules.left_out:  # the second wall behind the view: gaps of this kernel's Landlock are always reported
-        notes.append(f"the Landlock of this kernel does not enforce: {', '.join(rules.left_out)}")
+    notes += rules.gaps()  # the second wall behind the view: always reported
     _give_up_identity(identity, seat.control, ourselves, as_root=bool(request["outer"]))
     namespaces.bound_kernel_objects(settings)
     _give_up_power(request)

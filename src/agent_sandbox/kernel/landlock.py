@@ -75,6 +75,10 @@ class Ruleset:
     scoped: tuple[str, ...]
     left_out: tuple[str, ...]
 
+    def gaps(self) -> list[str]:
+        """Return a note for users about what this kernel lacks, in a list; an empty list if it lacks nothing."""
+        return [f"the Landlock of this kernel does not enforce: {', '.join(self.left_out)}"] if self.left_out else []
+
     def describe(self) -> str:
         """Return one line per rule."""
         lines = [f"forbid {' '.join(self.handled)}", *(f"permit {grant.describe()}" for grant in self.grants)]

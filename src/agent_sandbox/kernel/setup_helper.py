@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 LIBRARY, SOURCES = os.path.join(_HERE, "libsetup_helper.so"), os.path.join(_HERE, "helper")
-SCRIPT = 1 << 31  # in the length of a message: it is a script
-TAKE_OVER, GUEST, WATCH = 1, 2, 3  # kinds of a handover
+GUEST, WATCH = 2, 3  # kinds of a handover, as in helper/helper.h; any other is a request that is no script
 _MOST_DESCRIPTORS = 128
 
 
@@ -73,7 +72,7 @@ class Handover(ctypes.Structure):
 
     @property
     def notes(self) -> bytes:
-        """What the supervisor wrote for the watch over a longer run."""
+        """The settings of the watch over a longer run."""
         return ctypes.string_at(self._notes, self._notes_length)
 
 

@@ -59,7 +59,7 @@ _ONLY_BY_REFERENCE = (
 
 @dataclass(frozen=True)
 class Ids:
-    """Who the keeper is, and who its guests are: a user without root keeps its own ids."""
+    """The ids of a keeper's guests: shifted if it is root, else its own."""
 
     root: bool
     uid: int = 0
@@ -88,8 +88,7 @@ def compose(request: dict[str, Any], plan: MountPlan, findings: dict[int, Findin
     """
     flags = (_ROOT if ids_of.root else _USERXATTR) | (_READABLE if request["readable"] else 0) | (_PYTHON if request["python"] else 0)
     rules = landlock.plan(version=abi, writable=request["scratch"], executable=request["executables"])
-    notes = [f"the Landlock of this kernel does not enforce: {', '.join(rules.left_out)}"] if rules.left_out else []
-    ready = {"kind": "ready", "notes": notes, "asked": 0, "search": (), "doors": (0, 0), "shares_proc": False, "masks": None}
+    ready = {"kind": "ready", "notes": rules.gaps(), "asked": 0, "search": (), "doors": (0, 0), "shares_proc": False, "masks": None}
     uncounted = None if "processes" in request["enforced"] else request["processes"]
     weighed = "memory" in request["enforced"]
     watched = request["cpu_seconds"] is not None or uncounted is not None or not weighed
@@ -125,7 +124,7 @@ def filter_number(*, processes: bool, execute: bool) -> int:
 
 
 def _notes(request: dict[str, Any], plan: MountPlan) -> tuple[dict[str, Any], list[str]]:
-    """Return what init needs to watch a longer run, for `guest_setup.watch_on`."""
+    """Return what init needs to watch a longer run, for `guest_setup.become_init_of_helper`."""
     left_out = ("plan", "scratch", "executables")
     private = [step.target for step in plan.steps if isinstance(step, mount_plan.Tmpfs)]
     return {name: value for name, value in request.items() if name not in left_out}, private

@@ -40,7 +40,6 @@
 #define EXPORT __attribute__((visibility("default")))
 #define NR_open_tree 428
 #define NR_move_mount 429
-#define NR_pidfd_open 434
 #define NR_close_range 436
 #define NR_mount_setattr 442
 #define NR_landlock_create_ruleset 444
